@@ -19,7 +19,6 @@ from fake_cuda.driver import build
 from hypothesis import settings
 from support.actors import Actor, ProcessFactory
 from support.golden_regions import NAMES, GoldenRegion, unpack
-from support.node_scene import NodeScene
 from support.own_processes import move_into_own_processes
 from support.region_file import RegionFile, RegionFileFactory
 from support.run_summary import pytest_terminal_summary
@@ -180,13 +179,6 @@ def public_directory() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
-
-
-@pytest.fixture
-def node_scene(tmp_path: Path) -> Iterator[NodeScene]:
-    """A node of the test's own; no container yet."""
-    with contextlib.closing(NodeScene(tmp_path / "node")) as scene:
-        yield scene
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.agent_scene import NodeScene, launch, one_pass
+from support.agent_tasks import launch, one_pass
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import RegionError

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
-from support.agent_scene import MONITOR, NodeScene, OtherWriter
+from support.agent_tasks import MONITOR, OtherWriter
 from support.lock_bytes import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
@@ -267,7 +268,7 @@ def alive() -> Iterator[str]:
 
 
 def removal(scene: StaleScene, *more: str) -> tuple[str, ...]:
-    return ("--remove-gone", "--pod-logs", str(scene.logs), *more)
+    return ("--remove-gone", "--pod-logs", str(scene.pod_logs), *more)
 
 
 def leave_what_root_may_not_touch(directory: Path) -> None:
@@ -289,7 +290,7 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv of util-linux")
     scene = StaleScene(tmp_path, alive)
-    directory = scene.container()
+    directory = scene.leave()
     (directory / "libvgpu.so").touch()
     leave_what_root_may_not_touch(directory)
     rights = "--bounding-set=-all,+sys_ptrace,+dac_override,+fowner"

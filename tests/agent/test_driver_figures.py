@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from support.agent_scene import Events, NodeScene
+from support.agent_tasks import Events
 from support.containers import Container, Starter, needs_namespaces
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region, open_region

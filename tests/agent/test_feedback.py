@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agent_scene import (
-    GPU,
-    OTHER_GPU,
-    Events,
-    NodeScene,
-    OtherWriter,
-    launch,
-    one_pass,
-    stopping,
-    values,
-)
+from support.agent_tasks import Events, OtherWriter, launch, one_pass, stopping, values
+from support.node_scene import GPU, OTHER_GPU, NodeScene
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agent_scene import (
-    GPU,
+from support.agent_tasks import (
     MONITOR,
     Events,
-    NodeScene,
     OtherWriter,
     launch,
     one_pass,
@@ -18,7 +16,8 @@ from support.agent_scene import (
     stopping,
     values,
 )
-from support.kubelet import NodeFiles
+from support.kubelet import KubeletFiles
+from support.node_scene import GPU, NodeScene
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile
 
@@ -123,7 +122,7 @@ def test_a_pod_that_holds_a_claim_cannot_pass_for_a_monitor(tmp_path: Path) -> N
     path = tmp_path / "claims" / claim / f"{uuid.uuid4()}.cache"
     path.parent.mkdir(parents=True)
     create_region(path, uuids=[GPU])
-    kubelet = NodeFiles(tmp_path)
+    kubelet = KubeletFiles(tmp_path)
     with in_pod(holder, OtherWriter(MONITOR, [RegionFile(path, Layout.V1_2)])):
         assert refused_with(Node(path.parents[1], names=kubelet.names())) == ()
         for pods, evidence in (([holder], ()), ([other], ("name",))):

@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from support.agent_scene import Events, NodeScene, one_pass
+from support.agent_tasks import Events, one_pass
 from support.containers import Container, Starter, needs_namespaces
 from support.lock_bytes import hold, is_free
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.slot_bytes import LOCKABLE
 from support.stress import scaled

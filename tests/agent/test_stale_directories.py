@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.actors import MakeActor, ProcessFactory
-from support.agent_scene import one_pass
+from support.agent_tasks import one_pass
 from support.namespaces import NEW_NAMESPACE
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
@@ -51,22 +51,22 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     scene: StaleScene,
 ) -> None:
     with_logs, with_volumes = str(uuid.uuid4()), str(uuid.uuid4())
-    (scene.logs / f"research_ends_{with_logs}").mkdir()
+    (scene.pod_logs / f"research_ends_{with_logs}").mkdir()
     (scene.pods / with_volumes).mkdir()
     elsewhere = scene.root.parent / f"{uuid.uuid4()}_elsewhere"
     elsewhere.mkdir()
     kept = [
-        scene.container(with_logs),
-        scene.container(with_volumes, region=False),
-        scene.container("not-a-uid"),
-        scene.container(str(uuid.uuid4()).upper()),
+        scene.leave(with_logs),
+        scene.leave(with_volumes, region=False),
+        scene.leave("not-a-uid"),
+        scene.leave(str(uuid.uuid4()).upper()),
         elsewhere,
     ]
     (scene.root / f"{uuid.uuid4()}_train.limits").write_text("{}")
     (scene.root / f"{uuid.uuid4()}_link").symlink_to(elsewhere)
     before = names(scene.root)
     uid = str(uuid.uuid4())
-    directories = [scene.container(uid), scene.container(uid, "init"), scene.container("ab" * 16)]
+    directories = [scene.leave(uid), scene.leave(uid, "init"), scene.leave("ab" * 16)]
     (directories[0] / "libvgpu.so").write_bytes(b"\x7fELF")
     cleaner = scene.cleaner()
     until(cleaner, gone(*directories))
@@ -90,14 +90,14 @@ def test_the_directory_of_a_claim_is_left_to_its_driver(scene: StaleScene) -> No
     claim = claims / str(uuid.uuid4())
     claim.mkdir(parents=True)
     create_region(claim / "a.cache")
-    directory = scene.container()
+    directory = scene.leave()
     cleaner = scene.cleaner(roots=(claims,))
     until(cleaner, gone(directory))
     assert names(claim) == ["a.cache"]
 
 
 def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     uid = directory.name.partition("_")[0]
     cleaner = scene.cleaner(gone_after_s=0.3)
     one_pass(cleaner)
@@ -114,7 +114,7 @@ def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
 @pytest.mark.parametrize("what", ["directory", "file"])
 def test_a_directory_that_has_just_changed_stays(scene: StaleScene, what: str) -> None:
     """The device plugin sets its mode, a program writes a file; no time that is set hides it."""
-    directory = scene.container()
+    directory = scene.leave()
     cleaner = scene.cleaner(gone_after_s=0.2)
     one_pass(cleaner)
     eventually(lambda: time.time() - directory.stat().st_ctime > 0.2)
@@ -157,10 +157,10 @@ def break_source(directory: Path, how: str, alive: str) -> str:
 def test_a_source_that_does_not_know_this_node_stops_everything(
     scene: StaleScene, where: str, how: str
 ) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     cleaner = scene.cleaner()
     one_pass(cleaner)
-    why = break_source({"logs": scene.logs, "pods": scene.pods}[where], how, scene.alive)
+    why = break_source({"logs": scene.pod_logs, "pods": scene.pods}[where], how, scene.alive)
     for _ in range(3):
         time.sleep(SOON_S)
         # Another process of this machine that does not show what it maps pauses it as well.
@@ -178,7 +178,7 @@ def test_a_source_that_does_not_know_this_node_stops_everything(
 def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
     scene: StaleScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     cleaner = scene.cleaner()
     one_pass(cleaner)
     monkeypatch.setattr(ProcessView, "__iter__", lambda _: iter(()))
@@ -189,7 +189,7 @@ def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
 
 
 def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as factory:
         cleaner = scene.cleaner(node={"proc": f"/proc/{factory.actor().pid_here}/root/proc"})
         some_passes(cleaner)
@@ -202,7 +202,7 @@ def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> Non
 
 
 def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     uid = directory.name.partition("_")[0]
     cleaner = scene.cleaner()
     with cgroup_of_pod(uid, "cd" * 32) as cgroup, process_in(cgroup):
@@ -212,7 +212,7 @@ def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
 
 
 def test_while_a_process_maps_the_region_it_stays(scene: StaleScene, actor: MakeActor) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     # An older region of the directory counts as well.
     shutil.copy(directory / "usage.cache", directory / "newer.cache")
     cleaner = scene.cleaner()
@@ -251,7 +251,7 @@ Between = Callable[[Callable[[], object]], None]
 def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
     scene: StaleScene, between: Between
 ) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     before = (directory / "usage.cache").read_bytes()
     between(lambda: scene.add_pod(directory.name.partition("_")[0]))
     until(scene.cleaner(), scene.saw("failed"))
@@ -264,7 +264,7 @@ def test_a_new_directory_of_a_pod_that_comes_back_is_kept(
     scene: StaleScene, between: Between
 ) -> None:
     """The container has it mounted: a rename over it would take it away."""
-    directory = scene.container()
+    directory = scene.leave()
 
     def come_back() -> None:
         scene.add_pod(directory.name.partition("_")[0])
@@ -279,7 +279,7 @@ def test_a_new_directory_of_a_pod_that_comes_back_is_kept(
 def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(
     scene: StaleScene, between: Between, actor: MakeActor
 ) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     between(lambda: actor(scene.quarantined()[0] / "usage.cache"))
     until(scene.cleaner(), scene.saw("failed"))
     assert scene.quarantined() == []
@@ -301,7 +301,7 @@ def treasure(tmp_path: Path) -> Path:
 def test_files_of_every_kind_are_removed_and_no_link_is_followed(
     scene: StaleScene, treasure: Path
 ) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     (directory / "to-file").symlink_to(treasure / "file")
     (directory / "to-directory").symlink_to(treasure)
     os.link(treasure / "file", directory / "hard-link")
@@ -315,7 +315,7 @@ def test_files_of_every_kind_are_removed_and_no_link_is_followed(
 
 
 def test_what_stays_is_reported_and_holds_up_nothing_else(scene: StaleScene) -> None:
-    filled, other = scene.container(), scene.container()
+    filled, other = scene.leave(), scene.leave()
     (filled / "sub\x1b" / "deeper").mkdir(parents=True)
     cleaner = scene.cleaner()
     until(cleaner, gone(filled, other))
@@ -331,7 +331,7 @@ def test_what_stays_is_reported_and_holds_up_nothing_else(scene: StaleScene) -> 
 
 
 def test_a_huge_directory_takes_several_passes(scene: StaleScene) -> None:
-    huge, small = scene.container(region=False), scene.container(region=False)
+    huge, small = scene.leave(region=False), scene.leave(region=False)
     for number in range(1_500):
         (huge / str(number)).touch()
     cleaner = scene.cleaner()
@@ -373,8 +373,8 @@ print(*(each.message for each in events), sep="\\n")
 def test_what_is_mounted_survives(scene: StaleScene, treasure: Path, what: str) -> None:
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         pytest.skip("needs the right to make mount namespaces")
-    directory = scene.container(region=False)
-    words = [sys.executable, "-c", MOUNTED, what, treasure, directory, scene.logs, scene.pods]
+    directory = scene.leave(region=False)
+    words = [sys.executable, "-c", MOUNTED, what, treasure, directory, scene.pod_logs, scene.pods]
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", *map(str, words)],
         capture_output=True,
@@ -387,7 +387,7 @@ def test_what_is_mounted_survives(scene: StaleScene, treasure: Path, what: str) 
 
 
 def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> None:
-    directories = [scene.container(region=False) for _ in range(16)]
+    directories = [scene.leave(region=False) for _ in range(16)]
     for directory in directories:
         for number in range(20):
             (directory / str(number)).touch()
@@ -412,7 +412,7 @@ def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> No
 
 
 def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
-    directory = scene.container()
+    directory = scene.leave()
     before = directory.stat().st_ctime_ns
     cleaner = scene.cleaner(dry_run=True)
     until(cleaner, scene.saw("would_remove"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.agent_process import Agent, agents, busy_and_waiting
-from support.agent_scene import NodeScene
+from support.node_scene import NodeScene
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 # What hangs is waited for as long as a slow pass takes, which here is none.

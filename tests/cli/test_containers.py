@@ -19,7 +19,7 @@ from support.command_line import (
     run,
 )
 from support.containers import needs_namespaces
-from support.gpu_node import gpu_nodes
+from support.node_scene import NodeScene
 
 from libhamiregion import DeviceUsage, create_region
 from libhamiregion.node import ProcessDeviceRow
@@ -58,7 +58,7 @@ def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
     ]
     working = processes[3]
     assert (working["namespace"], working["container"]) == ("research", "train")
-    assert working["region_path"] == str(scene.bert.region.path)
+    assert working["region_path"] == str(scene.bert.path)
     assert working["devices"][0] == {
         "index": 0,
         "uuid": GPU,
@@ -327,15 +327,15 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
     answer = scene.run("containers", "--device", "1", "-o", "wide")
     (row,) = table(answer.stdout)
     assert (row["DEVICE"], row["UUID"]) == ("1", OTHER)
-    assert row["FILE"] == str(scene.bert.region.path)
+    assert row["FILE"] == str(scene.bert.path)
 
 
 def test_a_held_lock_is_told_with_its_signature(tmp_path: Path) -> None:
-    with gpu_nodes(tmp_path) as node:
-        pod = node.add(uuids=[GPU], process=False)
-        pod.region.add_process(4_000_000)
+    with NodeScene(tmp_path) as node:
+        pod = node.container(uuids=[GPU])
+        pod.add_process(4_000_000)
         for owner, word in ((4_000_000, "dead:4000000"), (7, "pid:7"), (2**30 + 1, "tool")):
-            pod.region.put("owner_pid", owner)
+            pod.put("owner_pid", owner)
             (row,) = table(call("containers", "--root", str(node.root)).stdout)
             assert row["LOCK"] == word
 

@@ -13,7 +13,7 @@ import pytest
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from support.command_line import ESCAPES, Terminal, call
-from support.gpu_node import GpuNode, gpu_nodes
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region
@@ -41,12 +41,12 @@ STEERING = re.compile(
 
 @attrs.define
 class Scene:
-    node: GpuNode
+    node: NodeScene
     driver: FakeDriver
     host_pid: int
 
     def arguments(self, *more: str) -> tuple[str, ...]:
-        given = ("--root", str(self.node.root), "--pod-logs", str(self.node.logs))
+        given = ("--root", str(self.node.root), "--pod-logs", str(self.node.pod_logs))
         if more[0] == "ps":
             given = (*given, "--library", str(self.driver.library))
         return (*more, *given)
@@ -77,7 +77,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
     """A node where everything that can have a name has a hostile one."""
     directory = tmp_path_factory.mktemp("hostile")
     driver = FakeDriver(nvml_library, directory / "nvml-scene")
-    with pytest.MonkeyPatch.context() as patch, gpu_nodes(directory) as node:
+    with pytest.MonkeyPatch.context() as patch, NodeScene(directory) as node:
         patch.setenv(STATE, str(driver.state))
         for kind, name in NAMES.items():
             # As pod UID, as container's name, as the region's file, and all that in the logs too.
@@ -85,7 +85,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
             place.mkdir()
             (place / f"{name}.cache").write_bytes(b"no region\n" * 100_000)
             create_region(place / f"{name}{kind}.cache", uuids=UUIDS, memory_limits=[8 * MIB])
-            (node.logs / f"{name}_{name}_{name}" / f"x{name}").mkdir(parents=True)
+            (node.pod_logs / f"{name}_{name}_{name}" / f"x{name}").mkdir(parents=True)
         elsewhere = directory / "elsewhere"
         elsewhere.write_text("somebody else's")
         for number, name in enumerate(NAMES.values()):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import call, on_terminal, run
-from support.plan_scene import PlannedRegion, PlanScene
+from support.plan_scene import PlanScene
 
 import libhamiregion as hami
 
 if TYPE_CHECKING:
     from fake_nvml.driver import FakeDriver
+    from support.node_scene import SceneContainer
 
 GIB = 2**30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
@@ -325,7 +326,7 @@ def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
 @pytest.fixture
 def shared(
     tmp_path: Path, fake_driver: FakeDriver
-) -> tuple[PlanScene, PlannedRegion, PlannedRegion]:
+) -> tuple[PlanScene, SceneContainer, SceneContainer]:
     """Two containers with 8 GiB each on a GPU of 24 GiB."""
     fake_driver.play(f"device 0 {UUIDS[0]} {24 * GIB} 0 0 0 A30")
     scene = PlanScene(tmp_path)
@@ -342,7 +343,7 @@ def set_on_card(scene: PlanScene, driver: FakeDriver, *words: str) -> tuple[int,
 
 
 def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
-    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
+    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
 ) -> None:
     scene, a, b = shared
     code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
@@ -365,7 +366,7 @@ def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["done", "dry-run"])
 def test_limits_of_one_call_are_judged_together(
-    shared: tuple[PlanScene, PlannedRegion, PlannedRegion],
+    shared: tuple[PlanScene, SceneContainer, SceneContainer],
     fake_driver: FakeDriver,
     dry_run: tuple[str, ...],
 ) -> None:

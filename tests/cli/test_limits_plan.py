@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_kubernetes.server import FakeApi
 from support.command_line import COMMAND, Terminal, call, environment, run, start
-from support.plan_scene import GIB, PlanScene, plan_yaml
+from support.node_scene import GIB
+from support.plan_scene import PlanScene, plan_yaml
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region
@@ -50,7 +51,7 @@ def full_scene(scene: PlanScene) -> PlanScene:
         "{select: {}, set: {sm_limit: 50, priority: 0}}",
         "{select: {container: nobody}, set: {sm_limit: 1}}",
     )
-    (scene.logs / f"sales_gpt_{UID}").mkdir()
+    (scene.pod_logs / f"sales_gpt_{UID}").mkdir()
     return scene
 
 

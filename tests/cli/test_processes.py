@@ -23,7 +23,7 @@ from support.command_line import (
 )
 from support.command_line import start as start_command
 from support.containers import needs_namespaces
-from support.gpu_node import gpu_nodes
+from support.node_scene import NodeScene
 from support.wait import PATIENCE_S
 
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
@@ -55,7 +55,12 @@ def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> N
 
 def place_of(scene: Scene) -> NodeChoice:
     return NodeChoice(
-        (str(scene.node.root),), str(scene.node.logs), str(scene.node.logs), None, None, None
+        (str(scene.node.root),),
+        str(scene.node.pod_logs),
+        str(scene.node.pod_logs),
+        None,
+        None,
+        None,
     )
 
 
@@ -162,10 +167,10 @@ def test_a_device_that_is_chosen_is_the_one_that_has_a_row(scene: Scene) -> None
 
 def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     """One object per line, in which processes, containers and directories come and go."""
-    with gpu_nodes(tmp_path) as node:
+    with NodeScene(tmp_path) as node:
         later = tmp_path / "later"
-        pod = node.add(pod="bert-0", uuids=[GPU])
-        common = ("--root", str(node.root), "--pod-logs", str(node.logs), "--json")
+        pod = node.container(pod="bert-0", uuids=[GPU])
+        common = ("--root", str(node.root), "--pod-logs", str(node.pod_logs), "--json")
         roots = ("--root", str(later), "--watch", "0.05")
         with (
             start_command("ps", *common, "--no-driver", *roots) as ps,
@@ -306,11 +311,11 @@ def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
 
 @pytest.mark.slow
 def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    with gpu_nodes(tmp_path) as node:
+    with NodeScene(tmp_path) as node:
         for _ in range(3):
-            pod = node.add(uuids=[GPU], process=False)
+            pod = node.container(uuids=[GPU])
             for number in range(10):
-                pod.region.add_process(4_000_000 + number, {0: (number + 1) * MIB})
+                pod.add_process(4_000_000 + number, {0: (number + 1) * MIB})
         arguments = ("--root", str(node.root), "--no-driver")
         with Terminal("top", *arguments, rows=24) as terminal:
             terminal.wait_for(lambda screen: "[q] quit" in screen)

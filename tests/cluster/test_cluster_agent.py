@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from chart import CHART, documents, pod_of
 from support.agent_process import Agent
-from support.agent_scene import MONITOR, OtherWriter
-from support.plan_scene import GIB, PlanScene, plan_scene
+from support.agent_tasks import MONITOR, OtherWriter
+from support.node_scene import GIB
+from support.plan_scene import PlanScene, plan_scene
 from support.scrapers import ask
 from support.wait import eventually
 

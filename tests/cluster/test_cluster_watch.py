@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from api_server import RBAC, Cluster, accounts_path, pod, pods_path
 from figures import Figure
-from support.plan_scene import GIB, PlanScene
+from support.node_scene import GIB
+from support.plan_scene import PlanScene
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from support.actors import MakeActor
-from support.agent_scene import MONITOR
-from support.containers import needs_namespaces
-from support.doctor_node import Container, DoctorNode, Place
+from support.agent_tasks import MONITOR
+from support.containers import Container, needs_namespaces
+from support.doctor_node import DoctorNode
 from support.hostile_processes import MAP_DELETED
+from support.node_scene import SceneContainer
 from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
@@ -40,7 +41,7 @@ from libhamiregion.observation import containers as node_containers
 def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
     actor: MakeActor, doctor_node: DoctorNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doctor_node.place()
+    doctor_node.container()
     hostile = actor()
     hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
     looked: list[int] = []
@@ -58,9 +59,9 @@ def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
 def test_a_repair_of_many_regions_has_one_open_for_writing(
     doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = doctor_node.place()
+    first = doctor_node.container()
     inside = first.start(host_pid=False)
-    others = [doctor_node.place() for _ in range(4)]
+    others = [doctor_node.container() for _ in range(4)]
     for place in others:
         inside.tell("attach", place.path)
     opened: list[Region] = []
@@ -75,7 +76,7 @@ def test_a_repair_of_many_regions_has_one_open_for_writing(
     done = doctor_node.repair()
     assert all(each.done for each in done), done
     assert len(done) == len(opened) == 5
-    assert all(place.host_pids() == {1: inside.host_pid} for place in doctor_node.places)
+    assert all(place.host_pids() == {1: inside.host_pid} for place in doctor_node.containers)
 
 
 @contextlib.contextmanager
@@ -90,9 +91,9 @@ def locked_bytes(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[Place, Container]:
+def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[SceneContainer, Container]:
     """A container with so many processes that have no host pid, and its first process."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start(host_pid=False)
     for _ in range(count - 1):
         place.spawn(inside, host_pid=False)
@@ -199,7 +200,7 @@ while True:
 def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
     seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
 ) -> None:
-    hostile, honest = doctor_node.place(layout), doctor_node.place(layout)
+    hostile, honest = doctor_node.container(layout=layout), doctor_node.container(layout=layout)
     inside = honest.start(host_pid=False)
     hostile.start()
     fields = [
@@ -239,7 +240,7 @@ def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repa
 def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode) -> None:
     """Processes come and go under the same few pids, while somebody repairs without end."""
     chance = random.Random(seed)
-    places = [doctor_node.place(layout) for _ in range(2)]
+    places = [doctor_node.container(layout=layout) for _ in range(2)]
     insides = [place.enter(depth) for place, depth in zip(places, (1, 2), strict=True)]
     # By container: pid inside -> pid on the host and what it uses.
     alive: list[dict[int, tuple[int, int]]] = [{}, {}]
@@ -316,9 +317,9 @@ def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
 def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
     doctor_node: DoctorNode,
 ) -> None:
-    place = doctor_node.place(sm_limits=[50])
+    place = doctor_node.container(sm_limits=[50])
     place.start()
-    place.file.put("recent_kernel", -1)
+    place.put("recent_kernel", -1)
     named = subprocess.Popen([MONITOR, "1000"], executable=shutil.which("sleep"))
 
     def found() -> list[FindingKind]:

@@ -3,8 +3,9 @@
 import pytest
 import support.doctor_scenes  # noqa: F401 (fills the table)
 from support.containers import needs_namespaces
-from support.doctor_node import DoctorNode, Place
+from support.doctor_node import DoctorNode
 from support.doctor_scene_table import SCENES, Expected
+from support.node_scene import SceneContainer
 
 from libhamiregion.doctor import Finding, FindingKind
 from libhamiregion.doctor.repairs import ORDER
@@ -29,7 +30,7 @@ WITH_TESTS_OF_THEIR_OWN = {
 }
 
 
-def compared(found: Finding, expected: Expected, places: list[Place]) -> Expected:
+def compared(found: Finding, expected: Expected, places: list[SceneContainer]) -> Expected:
     """The finding, as far as the scene says anything of it."""
     read = f"{found.summary}\n{found.paragraph}"
     for place in places:
@@ -58,7 +59,7 @@ def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: Docto
     scene.make(doctor_node)
     found = doctor_node.undisturbed_findings()
     assert [each.kind for each in found] == [each.kind for each in scene.found], found
-    places = doctor_node.places
+    places = doctor_node.containers
     assert scene.found == tuple(
         compared(each, expected, places) for each, expected in zip(found, scene.found, strict=True)
     )

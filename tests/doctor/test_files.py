@@ -9,7 +9,8 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from support.containers import libvgpu, needs_namespaces
-from support.doctor_node import GIB, DoctorNode, Place
+from support.doctor_node import DoctorNode
+from support.node_scene import GIB, SceneContainer
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
@@ -23,14 +24,14 @@ pytestmark = needs_namespaces
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[DoctorNode]:
     """One that looks outside the roots too, and sees what other tests do there."""
-    made = DoctorNode(tmp_path / "containers", outside=True)
+    made = DoctorNode(tmp_path, outside=True)
     try:
         yield made
     finally:
         made.close()
 
 
-def about(doctor_node: DoctorNode, place: Place) -> list[Finding]:
+def about(doctor_node: DoctorNode, place: SceneContainer) -> list[Finding]:
     """The findings that are of a place, or name one of its processes."""
     host_pids = {each.host_pid for each in place.running}
     return [
@@ -45,15 +46,15 @@ def about(doctor_node: DoctorNode, place: Place) -> list[Finding]:
 
 
 def test_the_same_seen_outside_the_roots_too_is_one_finding(outside: DoctorNode) -> None:
-    place = outside.place()
+    place = outside.container()
     place.start()
-    place.file.resize(100)
+    place.resize(100)
     assert [each.kind for each in about(outside, place)] == [FindingKind.REGION_LOST]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_region_that_was_deleted_under_its_processes(outside: DoctorNode, replaced: bool) -> None:
-    place = outside.place()
+    place = outside.container()
     inside = place.start()
     assert about(outside, place) == []
     place.path.unlink()
@@ -74,7 +75,7 @@ def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
     doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "_NAME_AGAIN_S", 0.0)
-    place, idle = doctor_node.place(), doctor_node.place()
+    place, idle = doctor_node.container(), doctor_node.container()
     idle.path.unlink()
     inside = place.start()
 
@@ -95,7 +96,7 @@ def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
 
 
 def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside: DoctorNode) -> None:
-    places = [outside.place(), outside.place()]
+    places = [outside.container(), outside.container()]
     monitor = places[0].enter(0)
     for place in places:
         monitor.tell("map", place.path)
@@ -110,7 +111,7 @@ def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside: Docto
 @needs_cgroups
 def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Path) -> None:
     """Two pods that start at once, of which the device plugin mounts one's directory into both."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside, beside, other = place.start(), place.enter(), place.enter()
     another = str(uuid.uuid4())
     with (
@@ -140,7 +141,7 @@ def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Pa
 
 
 def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     content = place.path.read_bytes()
     place.path.write_bytes(b"")
     observation = Observer.for_command(doctor_node.node).observe()
@@ -154,7 +155,7 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> N
 def test_processes_in_a_second_region_of_the_directory_are_found_and_have_not_escaped(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     first = place.start()
     other = place.enter()
     second = place.directory / "second.cache"

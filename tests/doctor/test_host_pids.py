@@ -2,7 +2,8 @@
 
 import pytest
 from support.containers import needs_namespaces
-from support.doctor_node import GIB, DoctorNode
+from support.doctor_node import DoctorNode
+from support.node_scene import GIB
 
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, repair
@@ -11,9 +12,9 @@ pytestmark = needs_namespaces
 
 
 def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start(host_pid=False)
-    elsewhere = DoctorNode(doctor_node.root, proc=f"/proc/{inside.host_pid}/root/proc")
+    elsewhere = DoctorNode(doctor_node.directory, proc=f"/proc/{inside.host_pid}/root/proc")
     try:
         assert FindingKind.HOST_PID_WRONG not in elsewhere.kinds()
         found = doctor_node.findings()
@@ -29,7 +30,7 @@ def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_pid_that_is_used_again_is_not_mistaken(doctor_node: DoctorNode, layout: Layout) -> None:
-    place = doctor_node.place(layout)
+    place = doctor_node.container(layout=layout)
     inside = place.enter()
     other, other_host_pid = place.spawn(inside)
     pid, _ = place.spawn(inside, last_pid="499", host_pid=False)
@@ -52,7 +53,7 @@ def test_a_pid_that_is_used_again_is_not_mistaken(doctor_node: DoctorNode, layou
 
 
 def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.enter()
     place.spawn(inside, last_pid="499", host_pid=False)
     found = doctor_node.findings()
@@ -65,7 +66,7 @@ def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node: Doctor
 
 
 def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start(host_pid=False)
     found = doctor_node.findings()
     place.set_host_pid(1, inside.host_pid)
@@ -74,7 +75,7 @@ def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node: Doct
 
 
 def test_a_container_that_has_gone_is_not_repaired(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start(host_pid=False)
     found = doctor_node.findings()
     place.path.unlink()

@@ -18,7 +18,8 @@ from support.wait import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.doctor_node import DoctorNode, Place
+    from support.doctor_node import DoctorNode
+    from support.node_scene import SceneContainer
 
 pytestmark = [needs_namespaces, needs_bound_fifo]
 #: A reader is given up after 1 s, /proc and evidence have 2 s each, and a doctor looks twice.
@@ -26,12 +27,12 @@ BOUND_S = 25.0
 
 
 @pytest.fixture
-def hung(doctor_node: DoctorNode, tmp_path: Path) -> tuple[Place, tuple[str, ...]]:
+def hung(doctor_node: DoctorNode, tmp_path: Path) -> tuple[SceneContainer, tuple[str, ...]]:
     """A region whose lock is held by a process that never answers, and how to be its reader."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
-    hold(place.file, next(iter(place.true_host_pids)))
-    other = doctor_node.place(name="other")
+    hold(place, next(iter(place.true_host_pids)))
+    other = doctor_node.container(name="other")
     killed = other.start()
     pid, _ = other.spawn(killed)
     other.kill(killed, pid)
@@ -61,7 +62,7 @@ def shown(reader: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[s
     ],
 )
 def test_a_verb_about_the_node_ends(
-    doctor_node: DoctorNode, hung: tuple[Place, tuple[str, ...]], words: tuple[str, ...]
+    doctor_node: DoctorNode, hung: tuple[SceneContainer, tuple[str, ...]], words: tuple[str, ...]
 ) -> None:
     _, reader = hung
     verb, *options = words
@@ -74,14 +75,14 @@ def test_a_verb_about_the_node_ends(
     "words", [("lock", "status"), ("lock", "recover", "--watch-for", "0"), ("reap",), ("show",)]
 )
 def test_a_verb_about_the_region_ends(
-    hung: tuple[Place, tuple[str, ...]], words: tuple[str, ...]
+    hung: tuple[SceneContainer, tuple[str, ...]], words: tuple[str, ...]
 ) -> None:
     place, reader = hung
     shown(reader, *words, str(place.path))
 
 
 def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(
-    hung: tuple[Place, tuple[str, ...]],
+    hung: tuple[SceneContainer, tuple[str, ...]],
 ) -> None:
     place, reader = hung
     answer = json.loads(shown(reader, "lock", "status", str(place.path), "--json").stdout)
@@ -91,7 +92,7 @@ def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(
 
 
 def test_an_agent_repairs_the_others_and_ends_in_order(
-    doctor_node: DoctorNode, hung: tuple[Place, tuple[str, ...]], tmp_path: Path
+    doctor_node: DoctorNode, hung: tuple[SceneContainer, tuple[str, ...]], tmp_path: Path
 ) -> None:
     _, reader = hung
     log = tmp_path / "agent.log"

@@ -8,8 +8,9 @@ import time
 
 import pytest
 from support.containers import needs_namespaces
-from support.doctor_node import GIB, DoctorNode, Place
+from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY, hold, is_free
+from support.node_scene import GIB, SceneContainer
 from support.stress import scaled
 
 from libhamiregion import Layout
@@ -29,17 +30,17 @@ with Node(sys.argv[1]) as node:
 """
 
 
-def make_ill(place: Place) -> None:
+def make_ill(place: SceneContainer) -> None:
     """A lock of the dead, a dead process in the middle and one at the end, a host pid gone."""
-    place.file.put("slot_hostpid", 0)
+    place.put("slot_hostpid", 0)
     for number in range(2):
-        place.file.add_process(NOBODY + 1 + number, {0: GIB})
-    hold(place.file, NOBODY)
+        place.add_process(NOBODY + 1 + number, {0: GIB})
+    hold(place, NOBODY)
 
 
 def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
     dice = random.Random(layout.value)
-    place = doctor_node.place(layout)
+    place = doctor_node.container(layout=layout)
     inside = place.start()
     pid, _ = place.spawn(inside)
     for _ in range(times):
@@ -56,7 +57,7 @@ def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
         done = doctor_node.repair()
         assert all(each.done for each in done), done
         assert doctor_node.findings() == ()
-        assert is_free(place.file)
+        assert is_free(place)
         assert place.used() == 2 * GIB
     inside.tell(f"@{pid}", "charge", GIB)
     assert place.used() == 3 * GIB

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import OTHER, SECOND
-from support.containers import needs_namespaces
-from support.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
+from support.containers import Container, needs_namespaces
+from support.doctor_node import DoctorNode, kinds
+from support.node_scene import GIB, GPU, SceneContainer
 from support.seen_node import seen
 
 from libhamiregion.doctor import FindingKind, diagnose
@@ -38,11 +39,11 @@ def test_driver_figures_that_agree_are_no_finding(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """Within a tenth, or what contexts and modules usually take."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
     pid, second = place.spawn(inside, used=3 * GIB)
     inside.tell(f"@{pid}", "charge", 300 * MIB, "context")
-    place.file.put("slot_util.sm", 40)
+    place.put("slot_util.sm", 40)
     fake_driver.play(
         CARD,
         f"process 0 compute {inside.host_pid} {GIB + 500 * MIB}",
@@ -57,7 +58,7 @@ def test_driver_figures_that_agree_are_no_finding(
 def test_driver_memory_far_from_what_is_accounted(
     more: bool, doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start(used=4 * GIB)
     driver = 4 * GIB + (1 if more else -1) * 900 * MIB
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
@@ -74,9 +75,11 @@ def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
 ) -> None:
     limit = {"limit": 90 * GIB, "sum": 60 * GIB}.get(how, 20 * GIB)
     environment = {"CUDA_OVERSUBSCRIBE": "true"} if how == "variable" else {}
-    inside = doctor_node.place(memory_limits=[limit]).start(used=9 * GIB, environment=environment)
+    inside = doctor_node.container(memory_limits=[limit]).start(
+        used=9 * GIB, environment=environment
+    )
     if how in {"sum", "unlimited beside a limit"}:
-        doctor_node.place(name="serve", memory_limits=[30 * GIB if how == "sum" else None])
+        doctor_node.container(name="serve", memory_limits=[30 * GIB if how == "sum" else None])
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
     assert doctor_node.findings(sampler=nvml_sampler) == ()
     # More than accounted is a fault there too.
@@ -89,7 +92,7 @@ def test_oversubscription_is_what_libvgpu_takes_for_it(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     environment = {"CUDA_OVERSUBSCRIBE": "false", "MY_CUDA_OVERSUBSCRIBE": "true"}
-    inside = doctor_node.place().start(used=4 * GIB, environment=environment)
+    inside = doctor_node.container().start(used=4 * GIB, environment=environment)
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
     (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert found.cause == "driver_less"
@@ -114,7 +117,7 @@ def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
     nvml_sampler: NvmlSampler,
 ) -> None:
     for number, limit in enumerate(limits):
-        doctor_node.place(name=f"c{number}", memory_limits=[limit])
+        doctor_node.container(name=f"c{number}", memory_limits=[limit])
     fake_driver.play(CARD.replace(f" {5000 * MIB} ", f" {used * MIB} "))
     found = doctor_node.findings(sampler=nvml_sampler)
     assert kinds(found) == [FindingKind.GPU_OVERCOMMITTED] * is_found
@@ -124,7 +127,7 @@ def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
 def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    inside = doctor_node.place().start()
+    inside = doctor_node.container().start()
     gone = f"process 0 compute 4194303 {3 * GIB}"
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}", gone)
     (found,) = doctor_node.findings(sampler=nvml_sampler)
@@ -136,7 +139,7 @@ def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
 def test_a_process_that_escapes_its_region(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
     pid, escaped = inside.child("fork")
     fake_driver.play(CARD, f"process 0 compute {escaped} {2 * GIB}")
@@ -157,7 +160,7 @@ def test_a_process_that_escapes_its_region(
 def test_utilisation_that_the_region_does_not_record(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
     fake_driver.play(
         CARD,
@@ -175,8 +178,8 @@ def test_utilisation_that_the_region_does_not_record(
 def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    doctor_node.place()
-    doctor_node.place(uuids=[OTHER])
+    doctor_node.container()
+    doctor_node.container(uuids=[OTHER])
     for code, state in ((15, "gpu_is_lost"), (16, "reset_required"), (999, "unknown_error")):
         fake_driver.play(CARD, SECOND, f"error nvmlDeviceGetMemoryInfo {code} 1")
         (found,) = doctor_node.findings(sampler=nvml_sampler)
@@ -235,28 +238,28 @@ def test_a_figure_of_the_driver_that_cannot_be_is_a_note(
 def test_a_monitor_switches_a_limit_on_while_others_use_the_gpu(
     doctor_node: DoctorNode, monitor: Container
 ) -> None:
-    first, second = doctor_node.place(sm_limits=[50]), doctor_node.place()
+    first, second = doctor_node.container(sm_limits=[50]), doctor_node.container()
     for place in (first, second):
         place.start()
         monitor.tell("map", place.path)
-    first.file.put("utilization_switch", 0)
+    first.put("utilization_switch", 0)
     assert doctor_node.findings() == ()
 
 
 # ---- Blocked launches ---------------------------------------------------------------------------
 
 
-def blocked(doctor_node: DoctorNode) -> Place:
-    place = doctor_node.place(sm_limits=[50])
+def blocked(doctor_node: DoctorNode) -> SceneContainer:
+    place = doctor_node.container(sm_limits=[50])
     place.start()
-    place.file.put("recent_kernel", -1)
+    place.put("recent_kernel", -1)
     return place
 
 
 def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(
     doctor_node: DoctorNode, monitor: Container
 ) -> None:
-    for place in (blocked(doctor_node), doctor_node.place()):
+    for place in (blocked(doctor_node), doctor_node.container()):
         monitor.tell("map", place.path)
     assert doctor_node.findings() == ()
 

@@ -16,33 +16,33 @@ pytestmark = needs_namespaces
 
 def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     """Watched for too short a time nothing is proved, and nothing done."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start()
-    hold(place.file, 0)
+    hold(place, 0)
     found = doctor_node.findings()[0]
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
     (done,) = repair(doctor_node.node, [found], lock_watch_s=0.01)
     assert not done.done
     assert done.error is not None
-    assert value_of(place.file) == 0
+    assert value_of(place) == 0
 
 
 @pytest.mark.slow
 def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(
     doctor_node: DoctorNode,
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start()
-    hold(place.file, 0)
+    hold(place, 0)
     (done,) = doctor_node.repair()
     assert done.done
-    assert is_free(place.file)
+    assert is_free(place)
     assert doctor_node.findings() == ()
 
 
 def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNode) -> None:
     """However often it is held when somebody looks."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start().tell("lock_again_and_again")
     seen_held = 0
 
@@ -51,14 +51,14 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNo
         # It ends when the lock has moved; a machine that is busy may take its time.
         assert doctor_node.findings(settle_s=1.5) == ()
         assert doctor_node.findings(settle_s=0) == ()
-        seen_held += value_of(place.file) == 0
+        seen_held += value_of(place) == 0
         return seen_held > 3
 
     eventually(has_been_seen_held)
 
 
 def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     first = place.start()
     second, _ = place.spawn(first)
     first.tell("lock")
@@ -73,16 +73,16 @@ def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: Doc
 
 
 def test_a_tool_that_holds_the_lock_is_named(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start()
-    with open_region(place.file.path, writable=True) as region, region.lock():
+    with open_region(place.path, writable=True) as region, region.lock():
         (found,) = doctor_node.findings(settle_s=0)
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "live_owner")
     assert f"the lock was held by process {os.getpid()} (" in found.summary
 
 
 def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start(host_pid=False)
     inside.tell("lock")
     before = doctor_node.content()
@@ -98,14 +98,14 @@ def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: D
 
 
 def test_a_dry_run_writes_nothing_and_takes_no_lock(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place(Layout.V1_1)
-    place.file.add_process(NOBODY + 1, {0: 1})
+    place = doctor_node.container(layout=Layout.V1_1)
+    place.add_process(NOBODY + 1, {0: 1})
     place.start(host_pid=False)
-    set_value(place.file, 2)
+    set_value(place, 2)
     # Whoever took this lock would wait for ever.
-    locked = doctor_node.place()
-    locked.file.add_process(NOBODY + 1, {0: 1})
-    hold(locked.file, NOBODY)
+    locked = doctor_node.container()
+    locked.add_process(NOBODY + 1, {0: 1})
+    hold(locked, NOBODY)
     found = doctor_node.findings()
     before = doctor_node.content()
     done = repair(doctor_node.node, found, dry_run=True, timeout_s=60)

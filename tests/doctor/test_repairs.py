@@ -3,7 +3,8 @@
 import shutil
 
 from support.containers import needs_namespaces
-from support.doctor_node import DoctorNode, Place
+from support.doctor_node import DoctorNode
+from support.node_scene import SceneContainer
 from support.region_file import truncate
 
 from libhamiregion.doctor import FindingKind, repair
@@ -11,9 +12,9 @@ from libhamiregion.doctor import FindingKind, repair
 pytestmark = needs_namespaces
 
 
-def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[Place, int]:
+def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[SceneContainer, int]:
     """A container, and the host pid that its process's slot lacks."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
     place.set_host_pid(1, 0)
     return place, inside.host_pid
@@ -49,8 +50,8 @@ def test_a_dry_run_proves_a_death_beside_a_known_process_with_the_same_pid(
     doctor_node: DoctorNode, bystander: int
 ) -> None:
     """What that process maps is kept for minutes: it may have mapped the region since."""
-    place = doctor_node.place()
-    place.file.add_process(bystander, {0: 1 << 30})
+    place = doctor_node.container()
+    place.add_process(bystander, {0: 1 << 30})
     for _ in range(3):
         doctor_node.node.processes.refresh()
     (found,) = doctor_node.findings()

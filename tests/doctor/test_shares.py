@@ -9,7 +9,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
-from support.gpu_node import GpuNode, Pod, gpu_nodes
+from support.node_scene import NodeScene, SceneContainer
 from support.own_cgroups import needs_cgroups
 
 from libhamiregion.doctor import Finding, FindingKind, examine
@@ -20,30 +20,32 @@ SETTLE_S = 0.03
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
 
 
 SHARE = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30"}
 
 
-def findings(node: GpuNode, sampler: NvmlSampler, **options: object) -> list[Finding]:
+def findings(node: NodeScene, sampler: NvmlSampler, **options: object) -> list[Finding]:
     with node.open(**options) as opened:
         found = examine(Observer.for_command(opened, sampler=sampler), settle_s=SETTLE_S)
     return [each for each in found if each.kind is FindingKind.SHARE_NOT_LIMITED]
 
 
-def start(node: GpuNode, variables: Mapping[str, str], *, file: bool = False) -> tuple[Pod, int]:
+def start(
+    node: NodeScene, variables: Mapping[str, str], *, region: bool = False
+) -> tuple[SceneContainer, int]:
     """A container whose process has these variables, and that process on the host."""
-    pod = node.add(pod="llm-0", file=file, process=False, uuids=["GPU-x"])
-    pod.process = node.enter({**os.environ, **variables})
-    node.move(pod.process.host_pid, pod)
-    return pod, pod.process.host_pid
+    pod = node.container(pod="llm-0", region=region, uuids=["GPU-x"])
+    inside = pod.enter(environment={**os.environ, **variables})
+    pod.move(inside.host_pid)
+    return pod, inside.host_pid
 
 
 def test_a_share_without_a_region_is_an_error(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     _, host_pid = start(node, SHARE)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
@@ -57,7 +59,7 @@ def test_a_share_without_a_region_is_an_error(
 
 
 def test_a_whole_gpu_and_an_idle_container_are_no_finding(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     _, host_pid = start(node, {})
     start(node, SHARE)
@@ -66,17 +68,17 @@ def test_a_whole_gpu_and_an_idle_container_are_no_finding(
 
 
 def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """Maps are kept for minutes: those of a process that is new on the driver's list are not."""
-    pod, host_pid = start(node, SHARE, file=True)
+    pod, host_pid = start(node, SHARE, region=True)
     fake_driver.play(CARD)
     with node.open() as opened:
         observer = Observer(opened, sampler=nvml_sampler)
         for _ in range(2):  # one that has just started is read twice
             observer.observe(processes_max_age_s=0.0)
-        pod.inside.tell("attach", pod.region.path)
-        hidden = pod.region.path.rename(pod.directory.parent / "elsewhere.cache")
+        pod.running[0].tell("attach", pod.path)
+        hidden = pod.path.rename(pod.directory.parent / "elsewhere.cache")
         fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
         found = examine(observer, settle_s=SETTLE_S)
         kinds = {each.kind for each in found}
@@ -85,7 +87,7 @@ def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
 
 
 def test_environments_are_read_once(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """A process without a region has /proc listed once, not at every observation."""
     _, host_pid = start(node, SHARE)
@@ -101,7 +103,7 @@ def test_environments_are_read_once(
 
 
 def test_a_share_that_only_kubelet_has_noted_is_one_too(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
 ) -> None:
     """A program can be started with an empty environment, as after a login over SSH."""
     pod, host_pid = start(node, {})

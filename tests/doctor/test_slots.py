@@ -2,8 +2,9 @@
 
 import pytest
 from support.containers import needs_namespaces
-from support.doctor_node import GIB, DoctorNode, Place
+from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY
+from support.node_scene import GIB, SceneContainer
 from support.region_file import SLOTS
 from support.slot_bytes import account, at_work, move_last_into
 from support.wait import eventually
@@ -34,18 +35,18 @@ def heals(doctor_node: DoctorNode) -> None:
 # ---- Slots that were moved ----------------------------------------------------------------------
 
 
-def orphan(place: Place, *, host_pid: bool) -> int:
+def orphan(place: SceneContainer, *, host_pid: bool) -> int:
     """A process of 3 GiB of which 1 GiB counts: libvgpu has moved its slot. Returns the slot."""
-    file = place.file
+    file = place
     for number in range(2):
         file.add_process(DEAD + number, {0: GIB})
     place.spawn(place.enter(), used=0, host_pid=host_pid)
     slot: int = file.get("proc_num") - 1
-    account(place.file, slot, GIB)
+    account(place, slot, GIB)
     # Two dead ones at once: the second move takes what the first has left at the end.
     move_last_into(file, 0)
     file.put("proc_num", 1)
-    account(place.file, slot, 2 * GIB)
+    account(place, slot, 2 * GIB)
     assert place.used() == GIB
     return slot
 
@@ -56,25 +57,25 @@ def orphan(place: Place, *, host_pid: bool) -> int:
     ids=lambda value: value.value if isinstance(value, Layout) else None,
 )
 def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: bool) -> None:
-    place = doctor_node.place(layout)
+    place = doctor_node.container(layout=layout)
     slot = orphan(place, host_pid=host_pid)
     others = [] if host_pid else [FindingKind.HOST_PID_WRONG]
     # It may be what an earlier process with that pid has left, until it is seen writing.
     (idle,) = (each for each in doctor_node.findings() if each.kind is FindingKind.SLOT_MOVED)
     assert (idle.severity, idle.cause, idle.repairable) == (Severity.INFO, "idle", False)
     assert f"has slot {slot}," in idle.evidence
-    with at_work(place.file, slot):
+    with at_work(place, slot):
         eventually(lambda: doctor_node.kinds() == [*others, FindingKind.SLOT_MOVED])
         heals(doctor_node)
     assert place.used() == 3 * GIB
-    account(place.file, slot, GIB)
+    account(place, slot, GIB)
     assert place.used() == 4 * GIB
 
 
 def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     slot = orphan(place, host_pid=True)
-    with at_work(place.file, slot):
+    with at_work(place, slot):
         found = doctor_node.findings()
     (refused,) = repair(doctor_node.node, found)
     assert not refused.done
@@ -84,16 +85,16 @@ def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: D
 
 def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
     """A repair that was killed has taken its slot in and has not emptied the copy."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     slot = orphan(place, host_pid=True)
-    place.file.put("proc_num", slot + 1)
-    place.file.put("slot_pid", 2**31 - 1, slot=1)
-    place.file.put("slot_used.total", 0, slot=1)
+    place.put("proc_num", slot + 1)
+    place.put("slot_pid", 2**31 - 1, slot=1)
+    place.put("slot_used.total", 0, slot=1)
     assert place.used() == 4 * GIB
     (idle,) = doctor_node.findings()
     assert (idle.kind, idle.cause) == (FindingKind.SLOT_MOVED, "idle")
     assert doctor_node.repair() == ()
-    with at_work(place.file, slot):
+    with at_work(place, slot):
         eventually(
             lambda: (
                 [(each.cause, each.severity) for each in doctor_node.findings()]
@@ -110,9 +111,9 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
 def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
     """In a file that says 1.1 too, where processes of 2.8.1 and later keep it at 1.2's place."""
-    place = doctor_node.place(layout)
-    slot = place.file.add_process(DEAD, {0: GIB})
-    memory = Memory(str(place.file.path), layout)
+    place = doctor_node.container(layout=layout)
+    slot = place.add_process(DEAD, {0: GIB})
+    memory = Memory(str(place.path), layout)
     memory.put(memory.at("slot_seqlock", slot), 7)
     eventually(lambda: FindingKind.SEQLOCK_STUCK in doctor_node.kinds())
     heals(doctor_node)
@@ -121,13 +122,13 @@ def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
     """A writer is inside at both checks, and has been in and out in between."""
-    place = doctor_node.place()
+    place = doctor_node.container()
     place.start()
-    place.file.put("slot_seqlock", 7)
+    place.put("slot_seqlock", 7)
     (found,) = doctor_node.findings(settle_s=0)
     assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
     assert confirmed(doctor_node.findings(settle_s=0), {found.key}) != []
-    with at_work(place.file, 0):
+    with at_work(place, 0):
         assert doctor_node.findings(settle_s=0) == ()
 
 
@@ -135,9 +136,9 @@ def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
 
 
 def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) -> None:
-    places = [doctor_node.place(), doctor_node.place()]
+    places = [doctor_node.container(), doctor_node.container()]
     insides = [place.start() for place in places]
-    elsewhere = DoctorNode(doctor_node.root, proc=f"/proc/{insides[0].host_pid}/root/proc")
+    elsewhere = DoctorNode(doctor_node.directory, proc=f"/proc/{insides[0].host_pid}/root/proc")
     try:
         (found,) = elsewhere.findings()
         assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "sight")
@@ -151,15 +152,15 @@ def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) 
 def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
     doctor_node: DoctorNode,
 ) -> None:
-    place, other = doctor_node.place(), doctor_node.place()
+    place, other = doctor_node.container(), doctor_node.container()
     victim = other.start()
     inside = place.start()
     for slot in range(1, SLOTS):
-        place.file.put("slot_pid", slot + 1, slot=slot)
-        place.file.put("slot_hostpid", victim.host_pid, slot=slot)
-        place.file.put("slot_status", slot % 5, slot=slot)
-        place.file.put("slot_used.total", 1 << 62, slot=slot)
-    place.file.put("proc_num", SLOTS)
+        place.put("slot_pid", slot + 1, slot=slot)
+        place.put("slot_hostpid", victim.host_pid, slot=slot)
+        place.put("slot_status", slot % 5, slot=slot)
+        place.put("slot_used.total", 1 << 62, slot=slot)
+    place.put("proc_num", SLOTS)
     found = doctor_node.findings()
     assert {each.kind for each in found} == {
         FindingKind.DEAD_PROCESS_COUNTED,
@@ -186,7 +187,7 @@ def test_a_negative_time_is_refused(doctor_node: DoctorNode) -> None:
 def test_a_process_that_leaves_during_the_second_look_is_no_finding(
     doctor_node: DoctorNode,
 ) -> None:
-    place = doctor_node.place()
+    place = doctor_node.container()
     inside = place.start()
     pid, _ = place.spawn(inside, host_pid=False)
     observation = Observer.for_command(doctor_node.node).observe()

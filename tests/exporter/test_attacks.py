@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from support.actors import Actor
 from support.exporter_process import exporter_process
-from support.exposition import WITHOUT_DOCTOR, NodeFiles, parsed
+from support.exposition import WITHOUT_DOCTOR, parsed
+from support.node_scene import NodeScene
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 
@@ -43,9 +44,9 @@ def anonymous_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes]:
+def highest_while_scraped(files: NodeScene, *arguments: str) -> tuple[int, bytes]:
     """The most anonymous memory that an exporter takes in some turns, and its last text."""
-    where = ("--root", files.root, "--pod-logs", files.logs)
+    where = ("--root", files.root, "--pod-logs", files.pod_logs)
     highest = 0
     with exporter_process(*where, *arguments) as process:
         process.wait_until_ready()
@@ -67,9 +68,12 @@ def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes
 def test_containers_with_full_tables_take_no_memory_for_each_slot(
     tmp_path: Path, full_region: Path, containers: int, most_mib: int
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for number in range(containers):
-        shutil.copy(full_region, files.container(pod=f"full-{number}") / "usage.cache")
+        shutil.copy(
+            full_region,
+            files.container(pod=f"full-{number}", region=False).directory / "usage.cache",
+        )
     highest, text = highest_while_scraped(files)
     assert highest < most_mib * MIB
     found = parsed(text)
@@ -108,7 +112,7 @@ def mapping(paths: list[Path]) -> Iterator[int]:
 def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
     tmp_path: Path, full_region: Path
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     own = [tmp_path / f"own-{number}.cache" for number in range(16)]
     for path in own:
         shutil.copy(full_region, path)
@@ -120,8 +124,8 @@ def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
 def test_utilisation_above_100_is_the_sum_of_the_processes(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=UUIDS[:1])
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=UUIDS[:1]).path
     for sm in (80, 90):
         one = actor(path)
         one("attach")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.command_line import call
 from support.exporter_process import ExporterProcess, environment, exporter_process, once, run
-from support.exposition import NodeFiles, parsed
+from support.exposition import parsed
+from support.node_scene import NodeScene
 from support.scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
 from support.wait import PATIENCE_S, eventually
 
@@ -31,19 +32,19 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> NodeFiles:
+def files(tmp_path_factory: pytest.TempPathFactory) -> NodeScene:
     """A node with one container."""
-    made = NodeFiles(tmp_path_factory.mktemp("node"))
-    made.region(pod="train-0", uuids=[UUID], memory_limits=["2GiB"])
+    made = NodeScene(tmp_path_factory.mktemp("node"))
+    made.container(pod="bert-0", uuids=[UUID], memory_limits=["2GiB"])
     return made
 
 
-def arguments(files: NodeFiles) -> tuple[object, ...]:
-    return ("--root", files.root, "--pod-logs", files.logs)
+def arguments(files: NodeScene) -> tuple[object, ...]:
+    return ("--root", files.root, "--pod-logs", files.pod_logs)
 
 
 @pytest.fixture(scope="module")
-def exporter(files: NodeFiles) -> Iterator[ExporterProcess]:
+def exporter(files: NodeScene) -> Iterator[ExporterProcess]:
     """An exporter of that node, for tests that only ask it."""
     with exporter_process(*arguments(files), "--node-name", "gpu-7") as process:
         process.wait_until_ready()
@@ -55,8 +56,8 @@ def test_it_exports_what_the_node_has(exporter: ExporterProcess) -> None:
         reply = scraper.scrape()
         assert reply.headers["content-encoding"] == "gzip"
         found = parsed(reply.body)
-        assert found.value(LIMIT, pod="train-0", namespace="team-a") == 2 * GIB
-        assert parsed(scraper.ask().body).value(LIMIT, pod="train-0") == 2 * GIB
+        assert found.value(LIMIT, pod="bert-0", namespace="research") == 2 * GIB
+        assert parsed(scraper.ask().body).value(LIMIT, pod="bert-0") == 2 * GIB
 
 
 def test_its_page_leads_to_the_metrics(exporter: ExporterProcess) -> None:
@@ -66,7 +67,7 @@ def test_its_page_leads_to_the_metrics(exporter: ExporterProcess) -> None:
 
 
 def test_with_the_monitors_own_metrics_alone_there_is_no_look_at_processes(
-    files: NodeFiles,
+    files: NodeScene,
 ) -> None:
     words = ("--root", files.root, "--collector", "nvml")
     found = parsed(once(*words).stdout.encode())
@@ -95,7 +96,7 @@ def test_it_does_not_load_what_it_does_not_need(exporter: ExporterProcess) -> No
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
-    files: NodeFiles, number: signal.Signals
+    files: NodeScene, number: signal.Signals
 ) -> None:
     with exporter_process(*arguments(files)) as process:
         process.wait_until_ready()
@@ -113,17 +114,17 @@ def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
 
 
 def test_a_new_container_shows_without_a_restart(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     with exporter_process(*arguments(files)) as process:
         process.wait_until_ready()
         assert not parsed(ask(process.url).body).series(LIMIT)
-        files.region(pod="new", uuids=[UUID], memory_limits=["1GiB"])
+        files.container(pod="new", uuids=[UUID], memory_limits=["1GiB"])
         eventually(lambda: parsed(ask(process.url).body).series(LIMIT, pod="new"))
 
 
 def test_before_the_root_is_there_it_is_not_ready_and_then_it_is(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
-    files = NodeFiles(tmp_path / "later")
+    files = NodeScene(tmp_path / "later")
     files.root.rename(tmp_path / "away")
     with exporter_process(*arguments(files)) as process:
         eventually(lambda: "No such file" in ask(process.url, "/readyz").text)
@@ -140,16 +141,16 @@ def test_before_the_root_is_there_it_is_not_ready_and_then_it_is(tmp_path: Path)
 
 
 def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(pod="train-0", uuids=[UUID], memory_limits=["2GiB"])
+    files = NodeScene(tmp_path)
+    files.container(pod="bert-0", uuids=[UUID], memory_limits=["2GiB"])
     env = {"HOOK_PATH": str(tmp_path), "NODE_NAME": "node-9", "HAMI_RESYNC_INTERVAL": "10m"}
-    done = once("--pod-logs", files.logs, env=env)
+    done = once("--pod-logs", files.pod_logs, env=env)
     assert done.returncode == 0, done.stderr
-    assert parsed(done.stdout.encode()).value(LIMIT, pod="train-0") == 2 * GIB
+    assert parsed(done.stdout.encode()).value(LIMIT, pod="bert-0") == 2 * GIB
 
 
 @pytest.mark.parametrize("value", ["10", "bogus", "-5m"])
-def test_an_interval_that_is_none_is_wrong_usage(files: NodeFiles, value: str) -> None:
+def test_an_interval_that_is_none_is_wrong_usage(files: NodeScene, value: str) -> None:
     """Also where it stands in the environment."""
     for words, env in (
         (("--resync-interval", value), {}),
@@ -160,13 +161,13 @@ def test_an_interval_that_is_none_is_wrong_usage(files: NodeFiles, value: str) -
         assert "--resync-interval" in bad.stderr
 
 
-def test_once_prints_the_metrics(files: NodeFiles) -> None:
+def test_once_prints_the_metrics(files: NodeScene) -> None:
     text = once("--legacy-metrics", *arguments(files))
     assert (text.returncode, text.stderr) == (0, "")
     found = parsed(text.stdout.encode())
-    assert found.value(LIMIT, pod="train-0") == 2 * GIB
+    assert found.value(LIMIT, pod="bert-0") == 2 * GIB
     legacy = "vGPU_device_memory_limit_in_bytes"
-    assert found.value(legacy, podname="train-0") == 2 * GIB
+    assert found.value(legacy, podname="bert-0") == 2 * GIB
     # Former names come only when asked for.
     assert legacy not in once(*arguments(files)).stdout
 
@@ -178,7 +179,7 @@ def test_once_without_a_directory_to_read_fails_and_says_so(tmp_path: Path) -> N
     assert "hamiregion_build_info" in done.stdout
 
 
-def test_what_cannot_be_is_one_clear_line(files: NodeFiles, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_clear_line(files: NodeScene, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("--listen", f"127.0.0.1:{port}", *arguments(files))
@@ -192,7 +193,7 @@ def test_what_cannot_be_is_one_clear_line(files: NodeFiles, tmp_path: Path) -> N
 
 
 def test_its_health_is_that_of_its_observations(
-    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+    files: NodeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
 
@@ -209,7 +210,7 @@ def test_its_health_is_that_of_its_observations(
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("module", ["bcrypt", "yaml"])
-def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, module: str) -> None:
+def test_a_missing_extra_is_one_clear_line(files: NodeScene, tmp_path: Path, module: str) -> None:
     hashed = "$2b$04$" + "." * 53
     (tmp_path / "web.yml").write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
     words = ["exporter", "--listen", "127.0.0.1:0", "--web-config", str(tmp_path / "web.yml")]
@@ -230,7 +231,7 @@ def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, mod
     assert f"hamiregion needs {module}, which is not installed: pip install" in done.stderr
 
 
-def test_its_log_can_be_json(files: NodeFiles) -> None:
+def test_its_log_can_be_json(files: NodeScene) -> None:
     with exporter_process(*arguments(files), "--json") as process:
         process.wait_until_ready()
         assert process.stop() == 0
@@ -241,7 +242,7 @@ def test_its_log_can_be_json(files: NodeFiles) -> None:
     assert abs(lines[0]["time_s"] - time.time()) < 600
 
 
-def test_it_writes_nothing_into_the_node(files: NodeFiles) -> None:
+def test_it_writes_nothing_into_the_node(files: NodeScene) -> None:
     def state() -> list[tuple[str, int, bytes]]:
         found = []
         for directory, _, names in os.walk(files.root):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.actors import Actor
-from support.exposition import Exposition, NodeFiles, exporter_of, parsed, scrape
+from support.exposition import Exposition, exporter_of, parsed, scrape
+from support.node_scene import NodeScene
 from support.region_file import RegionFile, truncate
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
@@ -39,10 +40,10 @@ def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
     ],
 )
 def test_a_region_that_breaks_between_scrapes_is_absent_with_a_reason(
-    files: NodeFiles, exporter: NodeExporter, damage: Callable[[Path], None], reason: str
+    files: NodeScene, exporter: NodeExporter, damage: Callable[[Path], None], reason: str
 ) -> None:
-    bad = files.region(pod="bad", uuids=[UUID], memory_limits=["1GiB"])
-    files.region(pod="good", uuids=[UUID], memory_limits=["2GiB"])
+    bad = files.container(pod="bad", uuids=[UUID], memory_limits=["1GiB"]).path
+    files.container(pod="good", uuids=[UUID], memory_limits=["2GiB"])
     assert pods(exporter) == {"bad", "good"}
     before = parsed(exporter.render())
     damage(bad)
@@ -58,9 +59,9 @@ def test_a_region_that_breaks_between_scrapes_is_absent_with_a_reason(
 
 
 def test_a_container_without_a_file_has_its_reason_and_then_its_figures(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    directory = files.container(pod="late")
+    directory = files.container(pod="late", region=False).directory
     assert parsed(exporter.render()).labels(MISSING)["reason"] == "no_file"
     create_region(directory / "usage.cache", uuids=[UUID])
     found = scrape(exporter)
@@ -69,10 +70,10 @@ def test_a_container_without_a_file_has_its_reason_and_then_its_figures(
 
 
 def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figures(
-    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
     """A pod of a stateful set that was made again: new directory, same names."""
-    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     first = actor(old)
     first("attach")
     first("slot.charge", 0, 1 << 20)
@@ -81,7 +82,7 @@ def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figu
     assert before.value("hamiregion_process_memory_used_bytes") == 1 << 20
     first.kill()
     shutil.rmtree(old.parent)
-    new = files.region(uuids=[UUID], memory_limits=["2GiB"])
+    new = files.container(uuids=[UUID], memory_limits=["2GiB"]).path
     second = actor(new)
     second("attach")
     second("slot.charge", 0, 3 << 20)
@@ -96,10 +97,10 @@ def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figu
 
 
 def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
-    files: NodeFiles,
+    files: NodeScene,
     exporter: NodeExporter,
 ) -> None:
-    path = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    path = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     assert parsed(exporter.render()).value(LIMIT) == 1 << 30
     path.unlink()
     create_region(path, uuids=["GPU-other"], memory_limits=["2GiB"], layout=Layout.V1_1)
@@ -110,10 +111,10 @@ def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
 
 
 def test_of_two_containers_with_the_same_names_the_newer_is_shown(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
-    new = files.region(uuids=[UUID], memory_limits=["2GiB"])
+    old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
+    new = files.container(uuids=[UUID], memory_limits=["2GiB"]).path
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
     found = parsed(exporter.render())
     assert found.value(LIMIT) == 2 << 30
@@ -125,40 +126,40 @@ def test_of_two_containers_with_the_same_names_the_newer_is_shown(
 
 
 def test_a_newer_directory_without_a_region_stands_before_no_figures(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
-    files.container()
+    files.container(region=False)
     found = parsed(exporter.render())
     assert found.value(LIMIT) == 1 << 30
 
 
 @pytest.mark.parametrize(("mark", "blocked"), [(-(2**31), 1), (-1, 1), (0, 0), (2, 0)])
 def test_a_container_is_blocked_where_its_launch_mark_is_below_0(
-    files: NodeFiles, exporter: NodeExporter, mark: int, blocked: int
+    files: NodeScene, exporter: NodeExporter, mark: int, blocked: int
 ) -> None:
-    RegionFile(files.region(uuids=[UUID]), Layout.V1_2).put("recent_kernel", mark)
+    files.container(uuids=[UUID]).put("recent_kernel", mark)
     found = parsed(exporter.render())
     assert found.value("hamiregion_container_blocked") == blocked
 
 
 def test_names_that_are_learned_later_take_the_place_of_the_uid(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    path = files.region(pod=None, uuids=[UUID])
+    path = files.container(pod=None, uuids=[UUID]).path
     uid = path.parent.name.partition("_")[0]
     labels = parsed(exporter.render()).labels(USED)
-    assert (labels["namespace"], labels["pod"], labels["container"]) == ("", uid, "main")
-    (files.logs / f"team-b_late-0_{uid}" / "main").mkdir(parents=True)
+    assert (labels["namespace"], labels["pod"], labels["container"]) == ("", uid, "train")
+    files.name_pod(uid, "train", pod="late-0", namespace="team-b")
     labels = parsed(exporter.render()).labels(USED)
     assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
 
 
 def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=[UUID])
-    files.region(pod="stays", uuids=[UUID])
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=[UUID]).path
+    files.container(pod="stays", uuids=[UUID])
     with files.open() as node:
         exporter = exporter_of(node, legacy=True)
         exporter.render()
@@ -172,13 +173,13 @@ def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_the_dead_are_told_by_what_they_still_count(
-    files: NodeFiles,
+    files: NodeScene,
     exporter: NodeExporter,
     actor: Callable[..., Actor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots, "LISTING_S", 0.0)
-    path = files.region(uuids=[UUID])
+    path = files.container(uuids=[UUID]).path
     victim = actor(path)
     victim("attach")
     victim("slot.charge", 0, 7 << 20)
@@ -201,11 +202,11 @@ def test_the_dead_are_told_by_what_they_still_count(
 def test_a_left_over_of_a_deleted_pod_has_no_figures(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    gone = files.region(pod="gone", uuids=[UUID])
-    idle = files.region(pod="idle", uuids=[UUID])
-    used = files.region(pod="used", uuids=[UUID])
-    young = files.region(pod="young", uuids=[UUID])
+    files = NodeScene(tmp_path)
+    gone = files.container(pod="gone", uuids=[UUID]).path
+    idle = files.container(pod="idle", uuids=[UUID]).path
+    used = files.container(pod="used", uuids=[UUID]).path
+    young = files.container(pod="young", uuids=[UUID]).path
     actor(used)("attach")
     for path in (gone, idle):
         RegionFile(path, Layout.V1_2).put("sem", 0)
@@ -218,7 +219,7 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
             pytest.skip("/proc does not show everything here")
         for path, pod in ((gone, "gone"), (used, "used"), (young, "young")):
             uid = path.parent.name.partition("_")[0]
-            shutil.rmtree(files.logs / f"team-a_{pod}_{uid}")
+            shutil.rmtree(files.pod_logs / f"research_{pod}_{uid}")
     shown = {path.parent.name.partition("_")[0] for path in (idle, used, young)}
     with files.open() as node:
         found: Exposition
@@ -238,22 +239,22 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
 
 
 def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
     """As when the source of names cannot be reached."""
     for pod in ("one", "two"):
-        path = files.region(pod=pod, uuids=[UUID])
+        path = files.container(pod=pod, uuids=[UUID]).path
         os.utime(path.parent, (1_700_000_000, 1_700_000_000))
     assert pods(exporter) == {"one", "two"}
-    shutil.rmtree(files.logs)
+    shutil.rmtree(files.pod_logs)
     assert pods(exporter) == {"one", "two"}
 
 
 def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
     for number in range(100):
-        files.region(pod=f"pod-{number}", uuids=[UUID])
+        files.container(pod=f"pod-{number}", uuids=[UUID])
     whole = exporter.render(names=[USED])
     half = exporter.pieces()
     text = bytes(next(half))
@@ -263,7 +264,7 @@ def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
     other.join(PATIENCE_S)
     assert not other.is_alive()
     assert exporter.render(names=[USED]) == whole
-    files.region(pod="new", uuids=[UUID])
+    files.container(pod="new", uuids=[UUID])
     exporter.render()
     text += b"".join(map(bytes, half))
     assert len(parsed(text).series(USED)) == 100
@@ -271,7 +272,7 @@ def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
 
 
 def test_readiness_goes_with_the_roots(
-    tmp_path: Path, files: NodeFiles, exporter: NodeExporter
+    tmp_path: Path, files: NodeScene, exporter: NodeExporter
 ) -> None:
     assert exporter.not_ready() is None
     shutil.rmtree(files.root)
@@ -287,8 +288,8 @@ def test_readiness_goes_with_the_roots(
 def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(uuids=[UUID])
+    files = NodeScene(tmp_path)
+    files.container(uuids=[UUID])
     proc = tmp_path / "proc"
     with caplog.at_level("INFO"), Node(files.root, proc=proc) as node:
         exporter = exporter_of(node)
@@ -312,8 +313,8 @@ def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(
 
 
 def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(uuids=[UUID])
+    files = NodeScene(tmp_path)
+    files.container(uuids=[UUID])
     with files.open() as node:
         found = parsed(exporter_of(node, collectors=()).render())
         assert found.value(USED) == 0
@@ -326,7 +327,7 @@ def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_pat
 
 def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
     counted = {"feedback_writes": 3, "feedback_paused": 1}
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         exporter = exporter_of(node, counters=lambda: counted)
         found = parsed(exporter.render())
         assert found.value("hamiregion_agent_events_total", event="feedback_writes") == 3
@@ -339,7 +340,7 @@ def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
 def test_the_node_has_the_name_of_the_environment_or_the_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         monkeypatch.delenv("NODE_NAME", raising=False)
         assert Observer(node).observe().node_name == os.uname().nodename
         monkeypatch.setenv("NODE_NAME", "worker-3")
@@ -349,9 +350,9 @@ def test_the_node_has_the_name_of_the_environment_or_the_hosts(
         assert "mine" in NodeExporter(node, node_name="mine").page().decode()
 
 
-def disturb(files: NodeFiles, number: int) -> None:
+def disturb(files: NodeScene, number: int) -> None:
     """A container comes, and its file is emptied, cut, replaced or scribbled over; then it goes."""
-    path = files.region(pod=f"pod-{number}", uuids=[UUID])
+    path = files.container(pod=f"pod-{number}", uuids=[UUID]).path
     what = number % 5
     if what == 0:
         truncate(path, 0)
@@ -372,8 +373,8 @@ def disturb(files: NodeFiles, number: int) -> None:
 def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
     tmp_path: Path, for_s: float
 ) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(pod="stays", uuids=[UUID], memory_limits=["1GiB"])
+    files = NodeScene(tmp_path)
+    files.container(pod="stays", uuids=[UUID], memory_limits=["1GiB"])
     failures: list[BaseException] = []
     done = threading.Event()
 
@@ -405,7 +406,7 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
 
 
 def test_health_is_bad_if_an_observation_does_not_return(
-    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+    files: NodeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with files.open() as node:
         observer = Observer(node)

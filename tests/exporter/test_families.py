@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.exposition import NodeFiles
+from support.node_scene import NodeScene
 
 from libhamiregion.exporter import FAMILIES, NodeExporter
 
@@ -98,9 +98,9 @@ def test_the_documentation_lists_exactly_these_families_with_their_labels_and_he
 def test_promtool_finds_nothing_wrong_with_our_own_names_nor_with_the_monitors(
     tmp_path: Path,
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     files.golden("1.2-many-processes")
-    files.container("waiting")
+    files.container("waiting", region=False)
     with files.open() as node:
         text = NodeExporter(node).render()
     command = ["promtool", "check", "metrics"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 from support.actors import Actor
-from support.exposition import NodeFiles, exporter_of, parsed
+from support.exposition import exporter_of, parsed
+from support.node_scene import NodeScene
 from support.region_file import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
@@ -23,9 +24,9 @@ CONTAINER_FAMILIES = 20
 
 
 def test_1024_invented_processes_get_no_series_of_their_own(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    path = files.region(uuids=[f"GPU-{index}" for index in range(DEVICES)])
+    path = files.container(uuids=[f"GPU-{index}" for index in range(DEVICES)]).path
     file = RegionFile(path, Layout.V1_2)
     for slot in range(SLOTS):
         file.put("slot_pid", slot + 1, slot=slot)
@@ -36,18 +37,18 @@ def test_1024_invented_processes_get_no_series_of_their_own(
     file.put("proc_num", SLOTS)
     found = parsed(exporter.render())
     assert not [name for name in found.names if name.startswith("hamiregion_process_")]
-    of_container = [key for key in found.samples if ("pod", "train-0") in key[1]]
+    of_container = [key for key in found.samples if ("pod", "bert-0") in key[1]]
     assert len(of_container) <= DEVICES * DEVICE_FAMILIES + CONTAINER_FAMILIES
     assert found.value("hami_vgpu_memory_used_bytes", vdevice_index="0") == SLOTS << 20
-    counted = found.series("hamiregion_container_processes", pod="train-0")
+    counted = found.series("hamiregion_container_processes", pod="bert-0")
     assert sum(counted.values()) >= SLOTS
 
 
 def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
     tmp_path: Path, actor: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=["GPU-a", "GPU-b"])
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=["GPU-a", "GPU-b"]).path
     actors = [actor(path) for _ in range(5)]
     for number, each in enumerate(actors):
         each("attach")
@@ -75,10 +76,10 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
 
 
 def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
-    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    without = files.region("old", layout=Layout.UNVERSIONED_NO_UTIL, uuids=["GPU-a"])
-    beside = files.region("new", layout=Layout.V1_2, uuids=["GPU-b"])
+    without = files.container("old", layout=Layout.UNVERSIONED_NO_UTIL, uuids=["GPU-a"]).path
+    beside = files.container("new", layout=Layout.V1_2, uuids=["GPU-b"]).path
     # The lock and the slots of the old layout are read-only: the slot is written by hand.
     reader = actor(without)
     RegionFile(without, Layout.UNVERSIONED_NO_UTIL).add_process(reader.pid, {0: 1 << 20})
@@ -94,9 +95,9 @@ def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
 
 
 def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_summed(
-    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    path = files.region(uuids=["GPU-a"])
+    path = files.container(uuids=["GPU-a"]).path
     file = RegionFile(path, Layout.V1_2)
     one = actor(path)
     one("attach")
@@ -113,8 +114,8 @@ def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_su
 def test_one_uuid_on_all_devices_makes_no_series_twice(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=[UUID] * DEVICES, memory_limits=["1GiB"] * DEVICES)
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=[UUID] * DEVICES, memory_limits=["1GiB"] * DEVICES).path
     actor(path)("attach")
     with files.open() as node:
         found = parsed(exporter_of(node, legacy=True).render())
@@ -127,9 +128,9 @@ def test_one_uuid_on_all_devices_makes_no_series_twice(
         assert len(found.series(name)) == DEVICES
 
 
-def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> None:
+def test_hostile_uuids_are_escaped(files: NodeScene, exporter: NodeExporter) -> None:
     uuids = [b'GPU-"} 1\\', b"GPU-\\n\\\\", b"GPU-%d%s{}", b"GPU-" + b"x" * 91]
-    file = RegionFile(files.region(uuids=[UUID] * len(uuids)), Layout.V1_2)
+    file = files.container(uuids=[UUID] * len(uuids))
     for device, uuid in enumerate(uuids):
         file.put("uuids", uuid, device=device)
     found = parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")
@@ -137,10 +138,10 @@ def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> 
 
 
 def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
-    file = RegionFile(files.region(pod="hostile", uuids=[UUID]), Layout.V1_2)
-    files.region(pod="good", uuids=[UUID])
+    file = files.container(pod="hostile", uuids=[UUID])
+    files.container(pod="good", uuids=[UUID])
     assert len(parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")) == 2
     file.put("uuids", b"GPU-\n\xff")
     found = parsed(exporter.render())
@@ -150,7 +151,7 @@ def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(
 
 
 def test_hostile_directory_names_are_one_printable_line_each(
-    files: NodeFiles, exporter: NodeExporter
+    files: NodeScene, exporter: NodeExporter
 ) -> None:
     uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
     names = ['a"b', "a\nb", "back\\slash", "x" * 200, "sm\u00f6rg\u00e5s", "\udcff\udcfe"]
@@ -181,9 +182,9 @@ class Liar(NodeNames):
 
 
 def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region("one", uuids=[UUID])
-    files.region("two", uuids=[UUID])
+    files = NodeScene(tmp_path)
+    files.container("one", uuids=[UUID])
+    files.container("two", uuids=[UUID])
     liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
     with Node(files.root, names=liar) as node:
         found = parsed(exporter_of(node).render())
@@ -194,8 +195,8 @@ def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: P
 
 
 def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    files = NodeScene(tmp_path)
+    file = files.container(uuids=[UUID])
     most = 2**64 - 1
     file.add_process(os.getpid())
     for field in ("slot_used.total", "slot_used.context", "slot_used.module", "slot_used.data"):
@@ -214,9 +215,9 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
 
 
 def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     bad = files.golden("1.2-many-processes")
-    files.region("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])
+    files.container("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])
     file = RegionFile(bad.path, bad.layout)
     whole = file.content()
     dice = random.Random(20260)

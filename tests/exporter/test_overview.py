@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
-from support.exposition import NodeFiles
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import eventually
@@ -158,8 +158,8 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
 def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = NodeFiles(tmp_path)
-    files.region()
+    files = NodeScene(tmp_path)
+    files.container()
     made: list[object] = []
     written = overview.page_html
     monkeypatch.setattr(
@@ -212,10 +212,10 @@ def test_whatever_an_address_asks_for_a_page_comes(url: str, query: str) -> None
 
 @needs_chromium
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for number in range(3):
         name = f"{HOSTILE}\x1b[2J\u202e{number}".replace("/", "_")
-        path = files.container(name, pod=None) / "usage.cache"
+        path = files.container(name, pod=None, region=False).directory / "usage.cache"
         create_region(path, memory_limits=["4GiB"], uuids=[f"GPU-{HOSTILE}"])
         RegionFile(path, Layout.V1_2).add_process(7, {0: 5 * GIB})
     (files.root / f"{'x' * 200}_{HOSTILE}").mkdir()
@@ -253,9 +253,9 @@ def test_containers_are_in_the_order_of_namespace_and_pod(tmp_path: Path) -> Non
 def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
     browser: Browser, tmp_path: Path, count: int
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for number in range(count):
-        files.region(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])
+        files.container(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])
     with (
         files.open() as node,
         MetricsServer(NodeExporter(node, collectors=("processes",)), HERE) as server,

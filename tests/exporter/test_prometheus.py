@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_nvml.scenes import CARD, GPU, MIB
 from support.exporter_process import exporter_process
-from support.exposition import NodeFiles
 from support.golden_regions import NAMES
+from support.node_scene import NodeScene
 from support.own_cgroups import HAS_CGROUPS, cgroup_of_pod, needs_cgroups
 from support.prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from support.wait import PATIENCE_S, eventually
@@ -78,11 +78,11 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     from fake_nvml.driver import FakeDriver
 
     directory = tmp_path_factory.mktemp("scraped-node")
-    files = NodeFiles(directory)
+    files = NodeScene(directory)
     for name in NAMES:
         files.golden(name)
-    without_region = files.container(pod="without-region")
-    used = files.region(pod="used", memory_limits=["8GiB"], sm_limits=[50], uuids=[GPU])
+    without_region = files.container(pod="without-region", region=False).directory
+    used = files.container(pod="used", memory_limits=["8GiB"], sm_limits=[50], uuids=[GPU]).path
     program = subprocess.Popen(
         [sys.executable, "-c", USES_A_REGION, str(used)],
         stdin=subprocess.PIPE,
@@ -101,7 +101,7 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     uid = without_region.name.partition("_")[0]
     words = (
         *("--legacy-metrics", "--node-name", "gpu-node-1"),
-        *("--root", files.root, "--pod-logs", files.logs, "--library", nvml_library),
+        *("--root", files.root, "--pod-logs", files.pod_logs, "--library", nvml_library),
     )
     try:
         with contextlib.ExitStack() as stack:
@@ -230,7 +230,7 @@ def test_the_dashboard_shows_containers_without_a_region(prometheus: Prometheus)
         eventually(lambda: prometheus.query(query))  # noqa: B023
         (found,) = prometheus.query(query)
         labels = found["metric"]
-        assert (labels["namespace"], labels["pod"]) == ("team-a", "without-region")
+        assert (labels["namespace"], labels["pod"]) == ("research", "without-region")
         assert labels["device_uuid"] == GPU
         assert found["value"][1] == figure
     for each in dashboard()["templating"]["list"]:

@@ -10,8 +10,9 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB, MIG
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from support.exposition import Exposition, NodeFiles, parsed
+from support.exposition import Exposition, parsed
 from support.golden_regions import NAMES
+from support.node_scene import NodeScene
 
 from libhamiregion import RegionClosed
 from libhamiregion.exporter import (
@@ -41,11 +42,11 @@ MOVING = {
 @pytest.fixture
 def exporter(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[NodeExporter]:
     """A node with all that can be shown without processes: goldens, a gap, GPUs, MIG, an agent."""
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for name in SHOWN:
         files.golden(name)
-    files.container("waiting")
-    files.region("mig", uuids=["MIG-aaaaaaaa-0000-0000-0000-000000000000"])
+    files.container("waiting", region=False)
+    files.container("mig", uuids=["MIG-aaaaaaaa-0000-0000-0000-000000000000"])
     fake_driver.play(
         CARD,
         "sensors 0 41 187500 3 1",
@@ -121,7 +122,7 @@ def test_a_collector_sits_beside_others_and_is_described_without_being_asked(
 
 
 def test_a_collector_describes_former_names_only_where_they_are_exported(tmp_path: Path) -> None:
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         names = {metric.name for metric in RegionCollector(NodeExporter(node)).describe()}
     assert "MigInfo" not in names
     assert "hami_mig_device_info" in names

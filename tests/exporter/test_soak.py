@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.exporter_process import ExporterProcess, exporter_process
-from support.exposition import NodeFiles, parsed
-from support.region_file import RegionFile, patch, truncate
+from support.exposition import parsed
+from support.node_scene import NodeScene
+from support.region_file import patch, truncate
 from support.scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from support.stress import scaled
 from support.wait import eventually, goes_on
 
-from libhamiregion import Layout, create_region
+from libhamiregion import create_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,9 +38,9 @@ VICTIMS = 6
 
 
 @contextlib.contextmanager
-def exporting(files: NodeFiles) -> Iterator[ExporterProcess]:
+def exporting(files: NodeScene) -> Iterator[ExporterProcess]:
     """An exporter of these files that looks again soon, and must end well."""
-    with exporter_process("--root", files.root, "--pod-logs", files.logs, *QUICKLY) as process:
+    with exporter_process("--root", files.root, "--pod-logs", files.pod_logs, *QUICKLY) as process:
         process.wait_until_ready()
         yield process
         assert process.stop() == 0
@@ -49,7 +50,7 @@ def exporting(files: NodeFiles) -> Iterator[ExporterProcess]:
 class Trouble:
     """Containers that come, go, restart, and truncate and corrupt their files, at random."""
 
-    def __init__(self, files: NodeFiles, seed: int) -> None:
+    def __init__(self, files: NodeScene, seed: int) -> None:
         self.files = files
         self.random = random.Random(seed)
         # What the containers' links lead to: a file of somebody else, which nobody may touch.
@@ -59,7 +60,9 @@ class Trouble:
         self.deeds = 0
 
     def _made(self, number: int) -> Path:
-        return self.files.region(pod=f"victim-{number}", uuids=[UUID], memory_limits=["1GiB"])
+        return self.files.container(
+            pod=f"victim-{number}", uuids=[UUID], memory_limits=["1GiB"]
+        ).path
 
     def do(self) -> None:
         """One deed; whatever stands there already may make it impossible."""
@@ -127,9 +130,9 @@ def check_stable(scraper: Scraper) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for number in range(STABLE):
-        files.region(pod=f"stable-{number}", uuids=[UUID], memory_limits=[(number + 1) * GIB])
+        files.container(pod=f"stable-{number}", uuids=[UUID], memory_limits=[(number + 1) * GIB])
     trouble = Trouble(files, seed=7)
     with exporting(files) as process, Scraper(process.url) as scraper:
         check_stable(scraper)
@@ -173,11 +176,12 @@ def shows(process: ExporterProcess, used: int, **labels: str) -> Callable[[], bo
 
 def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int) -> tuple[int, int]:
     """Scrape as Prometheus does, with figures that change; growth of memory and descriptors."""
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     regions = []
     for number in range(containers):
-        path = files.region(pod=f"train-{number}", uuids=[UUID] * 2, memory_limits=["8GiB"] * 2)
-        region = RegionFile(path, Layout.V1_2)
+        region = files.container(
+            pod=f"train-{number}", uuids=[UUID] * 2, memory_limits=["8GiB"] * 2
+        )
         region.add_process(1_000_000 + number, {0: GIB, 1: GIB})
         regions.append(region)
     with exporting(files) as process:
@@ -220,9 +224,9 @@ def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for number in range(64):
-        files.region(pod=f"train-{number}", uuids=[UUID] * 4, memory_limits=["8GiB"] * 4)
+        files.container(pod=f"train-{number}", uuids=[UUID] * 4, memory_limits=["8GiB"] * 4)
     with exporting(files) as process:
         with Scraper(process.url) as scraper:
             for _ in range(50):

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 import yaml
 from support.containers import Starter
-from support.exposition import NodeFiles, parsed
+from support.exposition import parsed
+from support.node_scene import NodeScene
 from support.region_file import RegionFile, truncate
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S
@@ -38,7 +39,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     golden = files.golden("1.2-many-processes")
     command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
     with subprocess.Popen(
@@ -60,8 +61,8 @@ def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_p
     assert found.value("hamiregion_containers", region="present") >= 1
 
 
-def add_region(files: NodeFiles, name: str, limit: str) -> RegionFile:
-    return RegionFile(files.region(name, memory_limits=[limit], uuids=["GPU-1"]), Layout.V1_2)
+def add_region(files: NodeScene, name: str, limit: str) -> RegionFile:
+    return files.container(name, memory_limits=[limit], uuids=["GPU-1"])
 
 
 def run_example(
@@ -109,7 +110,7 @@ class Night:
     """A node for the job of the night: containers of 8 GiB that use 1 GiB and launch nothing."""
 
     def __init__(self, directory: Path) -> None:
-        self.files = NodeFiles(directory)
+        self.files = NodeScene(directory)
         self.state = directory / "night"
 
     def idle(self, name: str) -> RegionFile:
@@ -242,15 +243,15 @@ def test_a_night_job_that_was_killed_is_completed_or_undone(
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
     tmp_path: Path,
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     ours, touched, other = (
-        RegionFile(files.container(pod=pod) / "usage.cache", Layout.V1_2)
+        RegionFile(files.container(pod=pod, region=False).directory / "usage.cache", Layout.V1_2)
         for pod in ("job-1", "job-2", "other")
     )
     for region in (ours, touched, other):
         create_region(region.path, memory_limits=["10GiB"], uuids=["GPU-1"])
     saved = tmp_path / "changes.json"
-    where = ("--root", files.root, "--pod-logs", files.logs)
+    where = ("--root", files.root, "--pod-logs", files.pod_logs)
     scale = ("scale.py", "80%", *where, "--pod", "job-*")
 
     said = example(*scale, "--dry-run")
@@ -263,7 +264,7 @@ def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_ch
     said = example("scale.py", "--undo", saved)
     assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
     assert [each.get("limit") for each in (ours, touched, other)] == [10 * GIB, 3 * GIB, 10 * GIB]
-    nameless = run_example(*scale[:4], "--pod-logs", tmp_path, "--namespace", "team-a")
+    nameless = run_example(*scale[:4], "--pod-logs", tmp_path, "--namespace", "research")
     assert (nameless.returncode, "name of the pod of" in nameless.stderr) == (1, True)
     assert [each.get("limit") for each in (ours, touched, other)] == [10 * GIB, 3 * GIB, 10 * GIB]
 
@@ -289,7 +290,7 @@ def test_every_example_is_run_twice_or_serves() -> None:
 def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
     name: str, tmp_path: Path
 ) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     region = add_region(files, "train", "6GiB")
     wrong = tmp_path / "nowhere"
     numbers = itertools.count()
@@ -316,7 +317,7 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
 
 @pytest.mark.root
 def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     wedged, free = (add_region(files, name, "8GiB") for name in "ab")
     wedged.put("owner_pid", DEAD_PID)
     wedged.put("sem", 0)
@@ -329,7 +330,7 @@ def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) ->
 
 
 def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     own = add_region(files, "main", "6GiB")
     own.add_process(7, {0: GIB})
     options = ("--bytes-per-sample", "3MiB", "--reserve", "2GiB")
@@ -366,9 +367,9 @@ def fetched(address: str, path: str) -> bytes:
 
 @pytest.mark.slow
 def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     add_region(files, "train", "6GiB")
-    (files.container("broken") / "a.cache").write_bytes(b"no region")
+    (files.container("broken", region=False).directory / "a.cache").write_bytes(b"no region")
     with fastapi_application(files.root) as address:
         containers = {
             each["container"]: each for each in json.loads(fetched(address, "containers"))
@@ -381,11 +382,13 @@ def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_fastapi_application_answers_while_containers_come_and_go(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     add_region(files, "steady", "6GiB")
     kept = tmp_path / "kept.cache"
     create_region(kept, memory_limits=["1GiB"], uuids=["GPU-1"])
-    directories = [files.container(f"churn-{number}") for number in range(8)]
+    directories = [
+        files.container(f"churn-{number}", region=False).directory for number in range(8)
+    ]
     ends = threading.Event()
 
     def churn() -> None:
@@ -479,7 +482,7 @@ def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path: Path) ->
     assert (unlimited.count("NA"), limited.count("NA")) == (2, 0), "a limit and what is free"
     assert "unlimited" in chart
     assert history.count("GiB") >= 30
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     add_region(files, "train", "6GiB")
     told = notebook(path, HOOK_PATH=str(files.root.parent))
     assert "6442450944" in told[0]

@@ -2,17 +2,17 @@
 
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
-from support.agent_scene import NodeScene
 from support.command_line import call
 from support.doctor_node import DoctorNode
-from support.gpu_node import container_id
 from support.hostile_processes import locked_process
+from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.doctor import FindingKind, Severity
@@ -61,9 +61,9 @@ def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
     doctor_node: DoctorNode, tmp_path: Path
 ) -> None:
     """One that has locked its own address space for ever, in the cgroup of a pod."""
-    place, honest = doctor_node.place(), doctor_node.place(name="honest")
+    place, honest = doctor_node.container(), doctor_node.container(name="honest")
     honest.start()
-    identity = container_id()
+    identity = uuid.uuid4().hex * 2
     assert doctor_node.findings() == ()
     with (
         cgroup_of_pod(place.pod_uid, identity) as cgroup,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agent_scene import NodeScene
+from support.node_scene import NodeScene
 from support.prometheus_server import free_port
 from support.wait import PATIENCE_S, eventually
 

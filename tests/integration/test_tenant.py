@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
-from support.exposition import NodeFiles, parsed
+from support.exposition import parsed
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from support.node_scene import NodeScene
 from support.own_cgroups import (
     cgroup_of_pod,
     chart_memory_limit_bytes,
@@ -86,11 +87,11 @@ class Clock:
 class Honest:
     """A container of low priority whose use changes, and that another one blocks now and then."""
 
-    def __init__(self, files: NodeFiles, actor: MakeActor, clock: Clock) -> None:
+    def __init__(self, files: NodeScene, actor: MakeActor, clock: Clock) -> None:
         self._clock = clock
         spec: dict[str, Any] = {"uuids": [GPU], "memory_limits": ["8GiB"]}
-        self.path = files.region(pod="honest", **spec)
-        self._urgent = RegionFile(files.region(pod="urgent", priority=0, **spec), Layout.V1_2)
+        self.path = files.container(pod="honest", **spec).path
+        self._urgent = files.container(pod="urgent", priority=0, **spec)
         self._region = RegionFile(self.path, Layout.V1_2)
         self._process: Actor = actor(self.path)
         self._process("attach")
@@ -208,13 +209,13 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
     minutes = os.environ.get("TENANT_MINUTES")
     lasts_s = float(minutes) * 60 if minutes else scaled(1800.0, 60.0)
     dice, clock = random.Random(seed), Clock()
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     honest = Honest(files, actor, clock)
     uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3adbad0"
-    own = files.container(pod="tenant", pod_uid=uid)
+    own = files.container(pod="tenant", pod_uid=uid, region=False).directory
     own.chmod(0o777)
     moves, events = tmp_path / "moves", tmp_path / "events"
-    where = ("--root", str(files.root), "--pod-logs", str(files.logs))
+    where = ("--root", str(files.root), "--pod-logs", str(files.pod_logs))
     create_region(own / "usage.cache", uuids=[TENANTS_GPU], memory_limits=["4GiB"])
     storms_made: list[str] = []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.exporter_process import COMMAND as EXPORTER
 from support.exporter_process import exporter_process
-from support.node_scene import GPUS, NodeScene
+from support.node_scene import GPU, OTHER_GPU, NodeScene
 from support.own_cgroups import container_memory
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
@@ -50,9 +50,9 @@ def watch(inside: tuple[str, ...], env: dict[str, str], done: list[int]) -> None
 def test_three_viewers_fit_beside_the_exporter(tmp_path: Path) -> None:
     scene = NodeScene(tmp_path / "node")
     for number in range(CONTAINERS):
-        region = scene.container("train", pod=f"bert-{number}", uuids=GPUS)
+        region = scene.container("train", pod=f"bert-{number}", uuids=[GPU, OTHER_GPU])
         for pid in range(PROCESSES):
-            region.add_process(1000 + pid, dict.fromkeys(range(len(GPUS)), 300 << 20))
+            region.add_process(1000 + pid, dict.fromkeys((0, 1), 300 << 20))
     env = {**os.environ, VARIABLE: str(tmp_path / "observe.sock")}
     done: list[int] = []
     with (

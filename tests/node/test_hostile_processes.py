@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.actors import MakeActor, map_libvgpu
 from support.agent_process import Agent, agents, busy_and_waiting
-from support.agent_scene import NodeScene
 from support.containers import container_with
 from support.exporter_process import ExporterProcess, exporter_process
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from support.node_scene import NodeScene
 from support.own_cgroups import (
     cgroup_of_pod,
     container_memory,

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from support.kubelet import NodeFiles
+from support.kubelet import KubeletFiles
 from support.node_root import Root, only, refresh, settle
 from support.pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 
@@ -24,8 +24,8 @@ TRAIN = PodName("research", "bert-0", "train")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> NodeFiles:
-    files = NodeFiles(tmp_path)
+def files(tmp_path: Path) -> KubeletFiles:
+    files = KubeletFiles(tmp_path)
     files.pod(UID, "bert-0", "train")
     return files
 
@@ -33,19 +33,19 @@ def files(tmp_path: Path) -> NodeFiles:
 # ---- kubelet's log directories ----
 
 
-def test_a_pods_log_directory_names_it(files: NodeFiles) -> None:
+def test_a_pods_log_directory_names_it(files: KubeletFiles) -> None:
     names = files.names()
     assert names.resolve(UID, "train") == TRAIN
     files.pod(UID, "bert-0", "sidecar")
     assert names.resolve(UID) == PodName("research", "bert-0", None)
 
 
-def test_a_static_pods_uid_has_no_dashes(files: NodeFiles) -> None:
+def test_a_static_pods_uid_has_no_dashes(files: KubeletFiles) -> None:
     files.pod(STATIC, "etcd-node.example", "etcd", namespace="kube-system")
     assert files.names().resolve(STATIC) == PodName("kube-system", "etcd-node.example", None)
 
 
-def test_a_containers_log_names_it_by_its_id(files: NodeFiles) -> None:
+def test_a_containers_log_names_it_by_its_id(files: KubeletFiles) -> None:
     names = files.names()
     assert names.resolve(None, None, ID) is None
     files.container(ID, "bert-0", "train")
@@ -54,21 +54,21 @@ def test_a_containers_log_names_it_by_its_id(files: NodeFiles) -> None:
     assert names.resolve(UID, "fetch", ID) == TRAIN
 
 
-def test_a_restarted_container_has_two_ids_and_one_name(files: NodeFiles) -> None:
+def test_a_restarted_container_has_two_ids_and_one_name(files: KubeletFiles) -> None:
     names = files.names()
     for each in (ID, OTHER_ID):
         files.container(each, "bert-0", "train")
         assert names.resolve(None, None, each) == TRAIN
 
 
-def test_a_name_that_was_cut_is_no_answer(files: NodeFiles) -> None:
+def test_a_name_that_was_cut_is_no_answer(files: KubeletFiles) -> None:
     path = files.container(ID, "a" * 200, "train")
     assert len(path.name) == 255
     assert files.names().resolve(None, None, ID) is None
     assert files.names().resolve(UID, "train", ID) == TRAIN
 
 
-def test_pods_come_and_go(files: NodeFiles) -> None:
+def test_pods_come_and_go(files: KubeletFiles) -> None:
     names = files.names()
     assert (names.resolve(OTHER_UID), names.has_pod(OTHER_UID)) == (None, False)
     other = files.pod(OTHER_UID, "shop", namespace="web")
@@ -79,14 +79,14 @@ def test_pods_come_and_go(files: NodeFiles) -> None:
 
 
 def test_a_pod_is_proved_gone_only_by_a_directory_that_has_others(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = KubeletFiles(tmp_path)
     assert files.names().has_pod(UID) is None, "no directory"
     files.pods.mkdir(parents=True)
     assert files.names().has_pod(UID) is None, "an empty one may be a wrong mount"
 
 
 def test_a_listing_is_kept_while_the_directory_is_unchanged(
-    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(files.pods)
     names = files.names()
@@ -97,7 +97,7 @@ def test_a_listing_is_kept_while_the_directory_is_unchanged(
         assert names.resolve(OTHER_UID, "train") is None
 
 
-def test_hostile_log_directories_name_nothing(files: NodeFiles) -> None:
+def test_hostile_log_directories_name_nothing(files: KubeletFiles) -> None:
     names = files.names()
     directories = [f"pod_{OTHER_UID}", f"research_a_b_{OTHER_UID}"]
     files.containers.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_hostile_log_directories_name_nothing(files: NodeFiles) -> None:
 # ---- Docker's files ----
 
 
-def test_dockers_file_names_the_container(files: NodeFiles) -> None:
+def test_dockers_file_names_the_container(files: KubeletFiles) -> None:
     names = files.names()
     assert names.resolve(None, None, ID) is None
     files.docker_container(ID, "/notebook_1")
@@ -133,7 +133,7 @@ def test_dockers_file_names_the_container(files: NodeFiles) -> None:
 
 
 def test_names_of_docker_are_forgotten_if_there_are_too_many(
-    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("libhamiregion.node.names._DOCKER_NAMES_LIMIT", 2)
     names, ids = files.names(), [f"{number:064x}" for number in range(3)]
@@ -144,7 +144,7 @@ def test_names_of_docker_are_forgotten_if_there_are_too_many(
     assert [names.resolve(None, None, each) is None for each in ids] == [True, True, False]
 
 
-def test_hostile_and_broken_files_of_docker_name_nothing(files: NodeFiles) -> None:
+def test_hostile_and_broken_files_of_docker_name_nothing(files: KubeletFiles) -> None:
     for name in [*(text for text in HOSTILE if text != "A"), 7, None, ["a"]]:
         files.docker_container(ID, name)
         # Docker itself allows a dash at the end.
@@ -166,7 +166,7 @@ def test_hostile_and_broken_files_of_docker_name_nothing(files: NodeFiles) -> No
 
 @pytest.mark.parametrize("old", [False, True], ids=["Kubernetes 1.32", "before"])
 def test_a_claim_is_named_by_kubelets_checkpoint_of_either_format(
-    files: NodeFiles, old: bool
+    files: KubeletFiles, old: bool
 ) -> None:
     names = files.names()
     assert names.resolve_claim(CLAIM) is None
@@ -187,7 +187,7 @@ def test_a_claim_is_shown_with_its_only_pod(pods: tuple[str | None, ...], shown:
 
 
 def test_a_replaced_checkpoint_is_read_again(
-    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("libhamiregion.node.checkpoint._RECHECK_S", 0.0)
     names = files.names()
@@ -220,7 +220,7 @@ GOOD_CLAIM = {"ClaimUID": CLAIM, "Namespace": "a", "ClaimName": "b"}
     ids=range(17 + len(HOSTILE) - ("A" in HOSTILE)),
 )
 def test_a_damaged_checkpoint_names_nothing_and_does_not_last(
-    files: NodeFiles, text: str, monkeypatch: pytest.MonkeyPatch
+    files: KubeletFiles, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("libhamiregion.node.names._RECHECK_S", 0.0)
     names = files.names()
@@ -250,7 +250,7 @@ def test_a_container_that_makes_directories_beside_its_own_makes_no_claim(tmp_pa
         assert not refresh(node)
 
 
-def test_a_claim_that_no_file_names_goes_by_its_uid(files: NodeFiles, tmp_path: Path) -> None:
+def test_a_claim_that_no_file_names_goes_by_its_uid(files: KubeletFiles, tmp_path: Path) -> None:
     root = Root(tmp_path / "claims")
     (root.path / CLAIM).mkdir()
     with Node(root, names=files.names()) as node:
@@ -263,7 +263,7 @@ def test_a_claim_that_no_file_names_goes_by_its_uid(files: NodeFiles, tmp_path: 
 
 
 def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(
-    files: NodeFiles, tmp_path: Path
+    files: KubeletFiles, tmp_path: Path
 ) -> None:
     files.claims({CLAIM: ("a100-half", [UID])})
     root = Root(tmp_path / "claims")

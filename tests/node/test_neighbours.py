@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.actors import Actor, ProcessFactory
-from support.agent_scene import NodeScene
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually

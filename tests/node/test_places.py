@@ -14,7 +14,7 @@ from fake_nvml.scenes import CARD, GPU
 from support.command_line import call
 from support.containers import Container, containers, needs_namespaces
 from support.exposition import parsed
-from support.kubelet import NodeFiles, container_id
+from support.kubelet import KubeletFiles, container_id
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile
@@ -56,8 +56,8 @@ class Scene:
     processes: dict[int, tuple[int, str, str]] = attrs.field(factory=dict)
 
     @property
-    def kubelet(self) -> NodeFiles:
-        return NodeFiles(self.directory / "var")
+    def kubelet(self) -> KubeletFiles:
+        return KubeletFiles(self.directory / "var")
 
     @property
     def roots(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_nvml.scenes import CARD, GPU, OTHER, SECOND
 from support.exposition import parsed
-from support.gpu_node import GpuNode, gpu_nodes
+from support.node_scene import NodeScene
 
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, NvmlSampler, Observation, Observer, unchanged
@@ -24,8 +24,8 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def scene(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
 
 
@@ -35,23 +35,23 @@ def percents(seen: Observation) -> list[int | None]:
 
 
 def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unknown(
-    scene: GpuNode,
+    scene: NodeScene,
     fake_driver: FakeDriver,
     nvml_sampler: NvmlSampler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unchanged, "_UNCHANGED_S", 0.0)
-    pod = scene.add(uuids=[GPU, OTHER])
+    pod = scene.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     for device in (0, 1):
-        pod.region.put("slot_util.sm", 40 + device, device=device)
+        pod.put("slot_util.sm", 40 + device, device=device)
     idle = [CARD, SECOND, *(f"process {gpu} compute {host_pid} {GIB}" for gpu in (0, 1))]
     fake_driver.play(*idle)
     with scene.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
         assert [percents(observer.observe()) for _ in range(3)] == [[40, 41], [40, 41], [40, None]]
         # It moves: libvgpu writes it.
-        pod.region.put("slot_util.sm", 42, device=1)
+        pod.put("slot_util.sm", 42, device=1)
         assert percents(observer.observe()) == [40, 42]
         # The process is busy, or the driver is not asked.
         fake_driver.play(*idle, f"sample 1 {host_pid} 100 41 0 0 0")
@@ -60,11 +60,11 @@ def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unkno
 
 
 def test_it_takes_more_than_the_driver_s_second(
-    scene: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    scene: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = scene.add(uuids=[GPU, OTHER])
+    pod = scene.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
-    pod.region.put("slot_util.sm", 41, device=1)
+    pod.put("slot_util.sm", 41, device=1)
     fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {GIB}")
     with scene.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
@@ -72,9 +72,9 @@ def test_it_takes_more_than_the_driver_s_second(
 
 
 def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
-    scene: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    scene: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = scene.add(pod="job-0", uuids=[GPU])
+    pod = scene.container(pod="job-0", uuids=[GPU])
     _, host_pid = pod.attach()
     used = f"process 0 compute {host_pid} {GIB}"
     series = "hamiregion_process_sm_utilization_ratio"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.containers import containers, needs_namespaces
-from support.exposition import NodeFiles, exporter_of, parsed
+from support.exposition import exporter_of, parsed
 from support.kubelet import container_id
+from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region, parse_size
@@ -33,12 +34,14 @@ class Scene:
 
     def __init__(self, directory: Path, made: contextlib.ExitStack) -> None:
         self.made = made
-        self.files = NodeFiles(directory)
+        self.files = NodeScene(directory)
         self.links = directory / "container-logs"
         self.links.mkdir()
         self.pod_uid = str(uuid.uuid4())
-        place = self.files.container("fetch", pod="bert-0", pod_uid=self.pod_uid)
-        (self.files.logs / f"team-a_bert-0_{self.pod_uid}" / "train").mkdir()
+        place = self.files.container(
+            "fetch", pod="bert-0", pod_uid=self.pod_uid, region=False
+        ).directory
+        self.files.name_pod(self.pod_uid, "train")
         self.region = place / "usage.cache"
         create_region(self.region, memory_limits=["8GiB"], uuids=["GPU-1"])
         # What runs in the pod.
@@ -62,10 +65,10 @@ class Scene:
     def logs(self, container: str) -> None:
         """What kubelet makes for a container of the pod that has logs."""
         id_ = container_id(self.pod_uid, container)
-        (self.links / f"bert-0_team-a_{container}-{id_}.log").touch()
+        (self.links / f"bert-0_research_{container}-{id_}.log").touch()
 
     def node(self) -> Node:
-        names = NodeNames(self.files.logs, self.links)
+        names = NodeNames(self.files.pod_logs, self.links)
         return self.made.enter_context(Node(self.files.root, names=names))
 
 
@@ -88,20 +91,20 @@ def seen(node: Node) -> tuple[str | None, str | None, str | None]:
 def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
     scene.logs("train")
     node = scene.node()
-    assert seen(node) == ("team-a", "bert-0", "fetch")
+    assert seen(node) == ("research", "bert-0", "fetch")
     scene.process("train")
-    assert seen(node) == ("team-a", "bert-0", "train")
+    assert seen(node) == ("research", "bert-0", "train")
     (container,) = node.containers
     assert (container.directory_name, container.used_by) == ("fetch", "train")
     found = parsed(exporter_of(scene.node()).render())
     (key,) = (each for each in found.samples if each[0] == LIMIT)
     assert dict(key[1])["container"] == "train"
-    assert seen(scene.node()) == ("team-a", "bert-0", "train")
+    assert seen(scene.node()) == ("research", "bert-0", "train")
 
 
 def test_without_a_log_of_that_id_the_directory_names_it(scene: Scene) -> None:
     scene.process("train")
-    assert seen(scene.node()) == ("team-a", "bert-0", "fetch")
+    assert seen(scene.node()) == ("research", "bert-0", "fetch")
 
 
 def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
-from support.gpu_node import GpuNode, gpu_nodes
+from support.node_scene import NodeScene
 from support.observing import with_older_sample
 
 from libhamiregion.node import NvmlSampler, Observer
@@ -18,8 +18,8 @@ pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
 
 
@@ -35,9 +35,9 @@ def memory(join: Join) -> dict[tuple[int, str], int | None]:
 
 
 def test_each_process_has_the_drivers_figure_on_each_device(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU, OTHER])
+    pod = node.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     with node.open() as opened:
         observer = Observer(opened, sampler=nvml_sampler)
@@ -61,9 +61,9 @@ def test_each_process_has_the_drivers_figure_on_each_device(
 
 
 def test_a_process_younger_than_the_sample_has_no_figure(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     with node.open() as opened:
@@ -74,9 +74,9 @@ def test_a_process_younger_than_the_sample_has_no_figure(
 
 
 def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU, GPU])
+    pod = node.container(uuids=[GPU, GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     with node.open() as opened:

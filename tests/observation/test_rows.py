@@ -1,15 +1,17 @@
 """Slots, processes and the driver's figures in one list, with real processes and a fake driver."""
 
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
-from support.gpu_node import GpuNode, container_id, gpu_nodes
+from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFileFactory
 
@@ -18,20 +20,65 @@ from libhamiregion.node import (
     NodeProcess,
     NvmlSampler,
     NvmlState,
+    Observation,
     Observer,
     ProcessDeviceRow,
     driver_gap,
     node_processes,
 )
 from libhamiregion.observation.containers import WHOLE_GPU
+from libhamiregion.observation.pairing import NO_ROW
+from libhamiregion.observation.rows import Join
 
 pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
+
+
+def looked(node: NodeScene, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
+    """Look at the node, and join."""
+    with node.open(**options) as opened:
+        observation = Observer(opened, sampler=sampler).observe(processes_max_age_s=0.0)
+    rows = node_processes(observation)
+    if observation.sample is not None:
+        check_columns(observation, rows)
+    return rows
+
+
+def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> None:
+    """What is told from columns, for programs that look often, is what the rows tell."""
+    assert observation.sample is not None
+    join = Join(observation)
+    expected = {
+        row.host_pid: (row.state, row.container, row.devices)
+        for row in rows
+        if row.pid is None and row.host_pid in {each.pid for each in observation.sample.processes}
+    }
+    told = {row.host_pid: (row.state, row.container, row.devices) for row in join.uncounted}
+    assert told == expected
+    slots = [(row, device) for row in rows if row.pid is not None for device in row.devices]
+    unnamed = {device.uuid for _, device in slots} - set(join.index.uuids)
+    for name, field in (
+        ("memory_used_bytes", "memory_driver_bytes"),
+        ("sm_util_percent", "driver_sm_percent"),
+    ):
+        figures = join.figures(name)
+        known = {
+            (join.index.states.processes[slot].pid, join.index.uuids[device]): figures[row]
+            for slot, device, row in zip(
+                join.index.slots, join.index.devices, join.rows_of_pairs, strict=True
+            )
+            if row != NO_ROW and figures[row] >= 0
+        }
+        assert known == {
+            (row.host_pid, device.uuid): getattr(device, field)
+            for row, device in slots
+            if device.uuid not in unnamed and getattr(device, field) is not None
+        }
 
 
 def by_host_pid(rows: tuple[NodeProcess, ...]) -> dict[int | None, NodeProcess]:
@@ -48,11 +95,11 @@ def driver_bytes(row: NodeProcess) -> list[int | None]:
 
 
 def test_each_slot_has_the_figures_of_its_own_process_and_device(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """Two containers with the same pids inside and each other's host pids in their regions."""
-    first = node.add("a", uuids=[OTHER, GPU])
-    second = node.add("b", uuids=[GPU])
+    first = node.container("a", uuids=[OTHER, GPU])
+    second = node.container("b", uuids=[GPU])
     pids = []
     for each in (first, second):
         pid, host_pid = each.attach()
@@ -60,9 +107,9 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
         pids.append((pid, host_pid))
     (inner, one), (same, two) = pids
     assert inner == same
-    first.region.put("slot_hostpid", two)
-    second.region.put("slot_hostpid", one)
-    first.region.put("slot_util.sm", 44)
+    first.put("slot_hostpid", two)
+    second.put("slot_hostpid", one)
+    first.put("slot_util.sm", 44)
     fake_driver.play(
         CARD,
         SECOND,
@@ -95,47 +142,47 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-def test_utilisation_is_unknown_where_the_layout_has_none(node: GpuNode, layout: Layout) -> None:
-    pod = node.add(layout=layout, uuids=[GPU], process=False)
-    pod.region.add_process(4_000_000, {0: MIB})
-    (row,) = node.processes(None)
+def test_utilisation_is_unknown_where_the_layout_has_none(node: NodeScene, layout: Layout) -> None:
+    pod = node.container(layout=layout, uuids=[GPU])
+    pod.add_process(4_000_000, {0: MIB})
+    (row,) = looked(node, None)
     assert row.devices[0].sm_util_percent == (0 if layout.has_utilization else None)
     assert row.devices[0].memory_used_bytes == MIB
 
 
 def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     pid, _ = pod.attach()
-    pod.region.put("slot_status", 2)
+    pod.put("slot_status", 2)
     pod.inside.tell("kill", pid)
     fake_driver.play(CARD)
-    (row,) = node.processes(nvml_sampler)
+    (row,) = looked(node, nvml_sampler)
     assert (row.pid, row.state, row.host_pid, row.process) == (pid, "dead", None, None)
     assert row.status == ProcessStatus.SUSPENDED
     assert driver_bytes(row) == [None]
 
 
 def test_a_mig_device_is_matched_by_its_own_uuid(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[MIG_B])
+    pod = node.container(uuids=[MIG_B])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
-    (row, *_) = node.processes(nvml_sampler)
+    (row, *_) = looked(node, nvml_sampler)
     (device,) = row.devices
     assert (device.uuid, device.memory_driver_bytes, device.driver_index) == (MIG_B, 80 * MIB, 1)
     assert device.driver_sm_percent is None, "no driver tells it of a MIG device"
 
 
 def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
-    (row,) = node.processes(nvml_sampler)
+    (row,) = looked(node, nvml_sampler)
     known, unknown = row.devices
     assert (known.index, known.uuid, known.memory_driver_bytes) == (0, GPU, 0)
     assert (unknown.index, unknown.uuid, unknown.memory_used_bytes) == (None, OTHER, None)
@@ -143,17 +190,17 @@ def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
 
 
 def test_what_a_region_repeats_is_counted_once(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """A thousand slots of one pid, and one uuid twice, do not multiply the driver's figures."""
-    pod = node.add(uuids=[GPU, GPU])
+    pod = node.container(uuids=[GPU, GPU])
     pid, host_pid = pod.attach()
     for slot in range(1, 200):
-        pod.region.put("slot_pid", pid, slot=slot)
-        pod.region.put("slot_status", 1, slot=slot)
-    pod.region.put("proc_num", 200)
+        pod.put("slot_pid", pid, slot=slot)
+        pod.put("slot_status", 1, slot=slot)
+    pod.put("proc_num", 200)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    rows = node.processes(nvml_sampler)
+    rows = looked(node, nvml_sampler)
     assert {row.host_pid for row in rows} == {host_pid}
     assert len(rows) == 200
     figures = [each for row in rows for each in driver_bytes(row) if each is not None]
@@ -164,13 +211,13 @@ def test_what_a_region_repeats_is_counted_once(
 
 
 def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[OTHER, GPU])
-    pod.inside.tell("attach", pod.region.path)
+    pod = node.container(uuids=[OTHER, GPU])
+    pod.inside.tell("attach", pod.path)
     _, child = pod.inside.child("fork")
     fake_driver.play(CARD)
-    first, second = node.processes(nvml_sampler)
+    first, second = looked(node, nvml_sampler)
     assert (first.state, first.host_pid) == ("alive", pod.inside.host_pid)
     assert (second.state, second.host_pid, second.pid, second.status) == (
         "unlisted",
@@ -182,7 +229,7 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
     assert second.container is first.container
 
     fake_driver.add(f"process 0 compute {child} {300 * MIB}")
-    _, second = node.processes(nvml_sampler)
+    _, second = looked(node, nvml_sampler)
     assert (second.state, second.host_pid) == ("escaped", child)
     (device,) = second.devices
     assert (device.index, device.uuid, device.memory_used_bytes) == (1, GPU, None)
@@ -191,20 +238,20 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
 
 @needs_cgroups
 def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """As a shell over SSH has, or what became another program."""
-    pod, other = node.add("a", uuids=[GPU]), node.add("b", uuids=[GPU])
+    pod, other = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
     _, inside = pod.attach()
     _, shell = pod.inside.child("spawn")
     execed, became = pod.attach()
     for host_pid in (inside, shell, became):
-        node.move(host_pid, pod)
+        pod.move(host_pid)
     _, elsewhere = other.attach()
-    node.move(elsewhere, other)
+    other.move(elsewhere)
     pod.inside.tell(f"@{execed}", "execute")
     fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in (inside, shell, became)))
-    rows = node.processes(nvml_sampler)
+    rows = looked(node, nvml_sampler)
     found = by_host_pid(tuple(row for row in rows if row.host_pid is not None))
     assert {pid: row.state for pid, row in found.items()} == {
         inside: "alive",
@@ -225,48 +272,48 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
 
 @needs_cgroups
 def test_a_region_of_ones_own_making_does_not_hide_an_escape(
-    node: GpuNode,
+    node: NodeScene,
     fake_driver: FakeDriver,
     nvml_sampler: NvmlSampler,
     region_file: RegionFileFactory,
 ) -> None:
     """A slot in a second region, outside the roots, limits nothing."""
-    pod = node.add("a", uuids=[GPU])
+    pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
-    node.move(inside, pod)
+    pod.move(inside)
     own = region_file(uuids=[GPU])
     pid, host_pid = pod.inside.child("spawn")
     pod.inside.tell(f"@{pid}", "attach", own.path)
-    node.move(host_pid, pod)
+    pod.move(host_pid)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {MIB}")
-    rows = node.processes(nvml_sampler, outside=True)
+    rows = looked(node, nvml_sampler, outside=True)
     row = by_host_pid(tuple(row for row in rows if row.host_pid in {inside, host_pid}))[host_pid]
     assert (row.state, row.pid) == ("escaped", pid)
     assert row.container is not None
     assert row.container.directory is None
     # Before the container has anybody in its own region, its pod tells.
     pod.inside.tell("kill", 2)
-    rows = node.processes(nvml_sampler, outside=True)
+    rows = looked(node, nvml_sampler, outside=True)
     assert [row.state for row in rows if row.host_pid == host_pid] == ["escaped"]
     # Without one inside the roots, it is its region.
-    pod.region.path.unlink()
-    rows = node.processes(nvml_sampler, outside=True)
+    pod.path.unlink()
+    rows = looked(node, nvml_sampler, outside=True)
     assert [row.state for row in rows if row.host_pid == host_pid] == ["alive"]
 
 
 @needs_cgroups
 def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
-    node: GpuNode,
+    node: NodeScene,
     fake_driver: FakeDriver,
     nvml_sampler: NvmlSampler,
     region_file: RegionFileFactory,
 ) -> None:
-    pod = node.add("a", file=False)
+    pod = node.container("a", region=False)
     own, inside = region_file(uuids=[GPU]), pod.directory / "usage.cache"
     (pid, both), (other_pid, astray) = pod.inside.child("spawn"), pod.inside.child("spawn")
     for each, host_pid in ((pid, both), (other_pid, astray)):
         pod.inside.tell(f"@{each}", "attach", own.path)
-        node.move(host_pid, pod)
+        pod.move(host_pid)
     fake_driver.play(CARD, *(f"process 0 compute {each} {MIB}" for each in (both, astray)))
     with node.open(outside=True) as opened:
         observer = Observer(opened, sampler=nvml_sampler)
@@ -290,26 +337,26 @@ def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
 
 @needs_cgroups
 def test_without_any_slot_alive_the_pod_tells_the_container(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
 ) -> None:
-    pod = node.add("a", uuids=[GPU], process=False)
-    node.move(bystander, pod)
+    pod = node.container("a", uuids=[GPU])
+    pod.move(bystander)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    (row,) = node.processes(nvml_sampler)
+    (row,) = looked(node, nvml_sampler)
     assert (row.state, row.host_pid) == ("escaped", bystander)
     assert row.container is not None
     assert row.container.name == "a"
 
     # Two that it can be: it has escaped from one of them.
-    second = node.add("b", uuids=[GPU], pod_uid=pod.pod_uid)
-    (row,) = node.processes(nvml_sampler)
+    second = node.container("b", uuids=[GPU], pod_uid=pod.pod_uid)
+    (row,) = looked(node, nvml_sampler)
     assert (row.state, row.container) == ("escaped", None)
     assert (row.owner.pod_uid, row.owner.name) == (pod.pod_uid, None)
 
     # One of the two is proved to be another container, by the cgroup of its own processes.
     _, inside = second.attach()
-    node.move(inside, second)
-    found = by_host_pid(node.processes(nvml_sampler))
+    second.move(inside)
+    found = by_host_pid(looked(node, nvml_sampler))
     assert found[bystander].container is not None
     assert found[bystander].container.name == "a"
     assert found[inside].state == "alive"
@@ -317,32 +364,32 @@ def test_without_any_slot_alive_the_pod_tells_the_container(
 
 @needs_cgroups
 def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read_is_unknown(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
 ) -> None:
-    pod = node.add("whole-gpu", file=False, process=False)
-    node.move(bystander, pod)
+    pod = node.container("whole-gpu", region=False)
+    pod.move(bystander)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    (row,) = node.processes(nvml_sampler)
+    (row,) = looked(node, nvml_sampler)
     assert row.state == "unmanaged"
     assert row.container is not None
     assert row.container.name == "whole-gpu"
 
     (pod.directory / "usage.cache").write_bytes(b"no region at all" * 100_000)
-    (row,) = node.processes(nvml_sampler)
+    (row,) = looked(node, nvml_sampler)
     assert row.state == "unknown"
 
 
 @needs_cgroups
 def test_another_container_of_the_pod_is_not_managed(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
 ) -> None:
-    pod = node.add("a", uuids=[GPU])
+    pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
-    node.move(inside, pod)
-    sidecar = container_id()
-    node.move(bystander, pod, id_=sidecar)
+    pod.move(inside)
+    sidecar = uuid.uuid4().hex * 2
+    pod.move(bystander, id_=sidecar)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    row = by_host_pid(node.processes(nvml_sampler))[bystander]
+    row = by_host_pid(looked(node, nvml_sampler))[bystander]
     assert row.state == "unmanaged"
     assert row.container is not None
     assert row.container.missing == WHOLE_GPU
@@ -351,9 +398,9 @@ def test_another_container_of_the_pod_is_not_managed(
 
 
 def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     _, inside = pod.attach()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -362,7 +409,7 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
         f"process 0 graphics {bystander} {20 * MIB}",
         f"process 0 compute {gone.pid} {10 * MIB}",
     )
-    first, *rest = node.processes(nvml_sampler)
+    first, *rest = looked(node, nvml_sampler)
     assert first.host_pid == inside
     assert [row.host_pid for row in rest] == sorted([bystander, gone.pid])
     found = by_host_pid(tuple(rest))
@@ -380,15 +427,15 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
 
 
 def test_who_may_stand_in_a_slot_has_not_escaped(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """Two processes fit one slot; which of them it is stays open, and so does what they are."""
-    users, strangers = node.add("a", uuids=[GPU]), node.add("b", uuids=[GPU])
-    users.inside.tell("attach", users.region.path)
-    strangers.inside.tell("map", users.region.path)
+    users, strangers = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
+    users.inside.tell("attach", users.path)
+    strangers.inside.tell("map", users.path)
     pids = sorted([users.inside.host_pid, strangers.inside.host_pid])
     fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in pids))
-    slot, *rest = node.processes(nvml_sampler)
+    slot, *rest = looked(node, nvml_sampler)
     assert (slot.pid, slot.state, slot.host_pid) == (1, "unknown", None)
     assert [(row.host_pid, row.state) for row in rest] == [(pid, "unknown") for pid in pids]
     assert all(row.container is slot.container for row in rest)
@@ -398,9 +445,9 @@ def test_who_may_stand_in_a_slot_has_not_escaped(
 
 
 def test_without_a_driver_everything_else_is_there(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.unload()
     with node.open() as opened:
@@ -415,15 +462,15 @@ def test_without_a_driver_everything_else_is_there(
 
 
 def test_figures_for_pids_of_another_namespace_are_not_taken(
-    node: GpuNode, fake_driver: FakeDriver
+    node: NodeScene, fake_driver: FakeDriver
 ) -> None:
     """Neither if the driver translates pids for us, nor if the /proc is a container's."""
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     pid, host_pid = pod.attach()
     listed = (f"process 0 compute {each} {MIB}" for each in (pid, host_pid))
     fake_driver.play(CARD, *listed)
     with NvmlSampler(fake_driver.library, host_namespace=False) as sampler:
-        (row,) = node.processes(sampler)
+        (row,) = looked(node, sampler)
         assert driver_bytes(row) == [None]
     inner_proc = f"/proc/{pod.inside.host_pid}/root/proc"
     with (

@@ -1,7 +1,7 @@
 """Fixtures of the tests of plans."""
 
 import pytest
-from support.agent_scene import Events
+from support.agent_tasks import Events
 from support.node_fixtures import fake_driver, nvml_library, nvml_sampler  # noqa: F401
 
 

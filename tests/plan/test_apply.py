@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene
+from support.node_scene import GIB
+from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Node
@@ -125,7 +126,7 @@ def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: No
     assert (found.name, [rule.name for rule in found.rules]) == ("undo", names)
     assert {each.container.name for each in diff_plan(node, found).containers} == {"a[bc]*"}
     assert other.limits()["sm"][0] == 50
-    raw = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
+    raw = scene.container(os.fsdecode(b"tr\xffin"), pod=None)
     result = apply(scene, node, plan(SIX))
     assert raw.limits()["priority"] == 0
     assert undo(scene, node, result).all_applied

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from fake_nvml.driver import FakeDriver
-from support.agent_scene import Events
-from support.plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan, plan_scene
+from support.agent_tasks import Events
+from support.node_scene import GIB, SceneContainer
+from support.plan_scene import GPUS, PlanScene, plan, plan_scene
 
 from libhamiregion.node import Node, NvmlSampler, Observation, Observer
 from libhamiregion.plan import LimitPlan, PlanDiff, PlanReconciler, diff_plan
@@ -23,7 +24,7 @@ def cards(fake_driver: FakeDriver, nvml_sampler: NvmlSampler) -> NvmlSampler:
 
 
 @pytest.fixture
-def pods(scene: PlanScene) -> tuple[PlannedRegion, PlannedRegion]:
+def pods(scene: PlanScene) -> tuple[SceneContainer, SceneContainer]:
     limits: dict[str, Any] = {"memory_limits": [8 * GIB, 8 * GIB], "uuids": GPUS}
     return scene.container(pod="a", **limits), scene.container(pod="b", **limits)
 
@@ -100,7 +101,7 @@ def node(scene: PlanScene) -> Iterator[Node]:
 
 def test_a_plan_that_is_kept_reports_what_it_refuses(
     scene: PlanScene,
-    pods: tuple[PlannedRegion, PlannedRegion],
+    pods: tuple[SceneContainer, SceneContainer],
     node: Node,
     events: Events,
     cards: NvmlSampler,

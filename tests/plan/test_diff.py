@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 from support.golden_regions import NAMES, unpack
-from support.plan_scene import GIB, PlanScene, plan, plan_scene
+from support.node_scene import GIB
+from support.plan_scene import PlanScene, plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
@@ -233,7 +234,7 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
 def test_a_rule_that_asks_for_names_skips_a_pod_that_nobody_can_name(
     scene: PlanScene, compare: Compare
 ) -> None:
-    scene.container("train", namespace=None)
+    scene.container("train", pod=None)
     scene.container("serve")
     diff = compare(
         "{select: {namespace: research}, set: {sm_limit: 1}}",

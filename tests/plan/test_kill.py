@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from support.plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
+from support.node_scene import GIB, SceneContainer
+from support.plan_scene import PlanScene, plan, plan_yaml
 from support.stress import scaled
 from support.wait import eventually
 
@@ -134,7 +135,7 @@ POINTS: dict[str, Callable[[], None]] = {
 }
 
 
-def both(scene: PlanScene, regions: list[PlannedRegion]) -> tuple[Any, Any]:
+def both(scene: PlanScene, regions: list[SceneContainer]) -> tuple[Any, Any]:
     """The limits of each region as they are, and as the new plan has them."""
     old = [region.limits() for region in regions]
     put_into_effect(scene, NEW)

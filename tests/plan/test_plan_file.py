@@ -10,7 +10,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plan_scene import GIB, HEAD, plan, plan_yaml
+from support.node_scene import GIB
+from support.plan_scene import HEAD, plan, plan_yaml
 
 from libhamiregion.node import Selector
 from libhamiregion.plan import (

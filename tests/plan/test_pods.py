@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from support.plan_scene import GIB, PlanScene
+from support.node_scene import GIB
+from support.plan_scene import PlanScene
 from support.plan_watching import ObservedReconciler
 from support.wait import eventually
 

@@ -4,8 +4,9 @@ import errno
 from typing import Any
 
 import pytest
-from support.agent_scene import Events
-from support.plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
+from support.agent_tasks import Events
+from support.node_scene import GIB, SceneContainer
+from support.plan_scene import GPUS, PlanScene, plan_nodes, plan_scene
 from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 
 from libhamiregion import create_region
@@ -285,7 +286,7 @@ def test_a_damaged_file_of_earlier_values_stops_the_watch_and_changes_nothing(
 # ---- refusals and failures ------------------------------------------------------------
 
 
-def put_used(region: PlannedRegion, slot: int, nbytes: int) -> None:
+def put_used(region: SceneContainer, slot: int, nbytes: int) -> None:
     """As libvgpu leaves it: a total that is no sum of its kinds has a writer inside."""
     region.put("slot_used.data", nbytes, slot=slot)
     region.put("slot_used.total", nbytes, slot=slot)

@@ -1,8 +1,9 @@
 """Where the plan of a watched node comes from, and what happens when it changes."""
 
 import pytest
-from support.agent_scene import Events
-from support.plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
+from support.agent_tasks import Events
+from support.node_scene import GIB
+from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene, plan_yaml
 from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
 
 from libhamiregion.plan import (

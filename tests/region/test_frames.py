@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from support.exposition import NodeFiles
+from support.node_scene import NodeScene
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
@@ -160,12 +160,12 @@ def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots: list[RegionSnapshot]
 
 
 def test_a_nodes_frames_say_whose_each_row_is(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region("train", memory_limits=["6GiB"])
-    files.region("serve", pod=None, memory_limits=["1GiB"])
+    files = NodeScene(tmp_path)
+    files.container("train", memory_limits=["6GiB"])
+    files.container("serve", pod=None, memory_limits=["1GiB"])
     with files.open() as node:
         node.refresh(processes=False)
         snapshot = node.snapshot()
     found = rows(snapshot.named_table().devices.to_pandas())
-    assert {each["container"]: each["pod"] for each in found} == {"train": "train-0", "serve": None}
-    assert {each["namespace"] for each in found} == {"team-a", None}
+    assert {each["container"]: each["pod"] for each in found} == {"train": "bert-0", "serve": None}
+    assert {each["namespace"] for each in found} == {"research", None}

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from support.plan_scene import GIB
+from support.node_scene import GIB
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (

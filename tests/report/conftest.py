@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from support.agent_scene import NodeScene
 from support.node_fixtures import fake_driver, nvml_library, nvml_sampler  # noqa: F401
+from support.node_scene import GPU, NodeScene
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> NodeScene:
     """Return the directories of a node without containers."""
-    return NodeScene(tmp_path / "containers")
+    return NodeScene(tmp_path, uuids=[GPU])

@@ -16,11 +16,10 @@ import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B
-from support.agent_scene import NodeScene
 from support.answers import check_answer
 from support.command_line import call, start
 from support.containers import needs_namespaces
-from support.gpu_node import GpuNode, gpu_nodes
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.seen_node import GPU as CARD_UUID
 from support.seen_node import POD, entry, seen
@@ -50,8 +49,8 @@ SPAN = (0, 2**60)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
 
 
@@ -95,10 +94,10 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
 
 @needs_namespaces
 def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """A dead one has nothing to be told of; a sum without a live one would be too low."""
-    pod = node.add("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
+    pod = node.container("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
     (pid, first), (_, second) = pod.attach(), pod.attach()
     pod.charge(pid, GIB)
     dead, _ = pod.attach()

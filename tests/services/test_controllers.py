@@ -1,7 +1,8 @@
 """Processes that are taken for HAMi's monitor."""
 
-from support.agent_scene import MONITOR, NodeScene, OtherWriter
+from support.agent_tasks import MONITOR, OtherWriter
 from support.containers import containers, needs_namespaces
+from support.node_scene import NodeScene
 
 from libhamiregion.node import Node
 from libhamiregion.services.controllers import find_monitors

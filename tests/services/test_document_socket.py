@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.forked import unprivileged
-from support.node_scene import NodeScene
+from support.node_scene import GPU, NodeScene
 from support.wait import eventually, on_this_machine_s
 
 from libhamiregion.node import Observer
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[NodeScene]:
-    made = NodeScene(tmp_path / "node")
-    yield made
-    made.close()
+    with NodeScene(tmp_path, uuids=[GPU]) as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from typing import Any
 
 from typing_extensions import Self
 
-from support.agent_scene import MONITOR, NodeScene
+from support.agent_tasks import MONITOR
 from support.answers import check_answer
 from support.command_line import call
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 

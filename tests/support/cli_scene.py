@@ -17,7 +17,7 @@ from support.command_line import (
     call,
     on_terminal,
 )
-from support.gpu_node import GpuNode, Pod, gpu_nodes
+from support.node_scene import NodeScene, SceneContainer
 
 GIB = 1 << 30
 POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"
@@ -27,13 +27,13 @@ POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"
 class Scene:
     """One node with everything on it; tests only look."""
 
-    node: GpuNode
+    node: NodeScene
     driver: FakeDriver
-    bert: Pod
+    bert: SceneContainer
     pids: dict[str, int]
 
     def arguments(self, verb: str, *more: str) -> tuple[str, ...]:
-        return (verb, "--root", str(self.node.root), "--pod-logs", str(self.node.logs), *more)
+        return (verb, "--root", str(self.node.root), "--pod-logs", str(self.node.pod_logs), *more)
 
     def run(self, verb: str, *more: str) -> "subprocess.CompletedProcess[str]":
         return call(*self.arguments(verb, "--library", str(self.driver.library), *more))
@@ -63,11 +63,11 @@ def busy_scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> 
     driver.play(CARD)
     with (
         pytest.MonkeyPatch.context() as patch,
-        gpu_nodes(directory) as node,
+        NodeScene(directory) as node,
         subprocess.Popen(["sleep", "600"]) as stranger,
     ):
         patch.setenv(STATE, str(driver.state))
-        bert = node.add(
+        bert = node.container(
             "train",
             pod="bert-0",
             memory_limits=["8GiB", "4GiB"],
@@ -76,22 +76,22 @@ def busy_scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> 
         )
         working, working_host = bert.attach()
         bert.charge(working, 3 * GIB)
-        bert.region.put("slot_util.sm", 41)
+        bert.put("slot_util.sm", 41)
         held, held_host = bert.attach()
         bert.charge(held, GIB)
-        bert.region.put("slot_status", 2, slot=1)
+        bert.put("slot_status", 2, slot=1)
         dead, _ = bert.attach()
         bert.charge(dead, 2 * GIB)
         bert.inside.tell("kill", dead)
-        serve = node.add(
+        serve = node.container(
             "serve", pod=POD_LONG, namespace="inference", layout=Layout.V1_1, uuids=[OTHER]
         )
-        serve.inside.tell("attach", serve.region.path)
+        serve.inside.tell("attach", serve.path)
         _, idle = serve.inside.child("fork")
         _, escaped = serve.inside.child("fork")
-        node.add("main", pod="whole-gpu", file=False, process=False)
-        strange = node.add("main", process=False)
-        strange.region.resize(5)
+        node.container("main", pod="whole-gpu", region=False)
+        strange = node.container("main", pod=None)
+        strange.resize(5)
         driver.play(
             CARD,
             SECOND,

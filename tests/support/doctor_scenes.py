@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import attrs
 
 from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, Severity
-from support.doctor_node import GIB, GPU, DoctorNode
 from support.doctor_scene_table import Expected, scene
 from support.lock_bytes import NOBODY, hold, set_value
+from support.node_scene import GIB, GPU
 from support.region_file import SLOTS
 from support.slot_bytes import WITH_SEQLOCK, move_last_into
+
+if TYPE_CHECKING:
+    from support.doctor_node import DoctorNode
 
 GONE = NOBODY + 1
 # The last one that the kernel gives.
@@ -34,7 +38,7 @@ BOTH = (Layout.V1_1, Layout.V1_2)
 def containers_nested_and_not_with_forks_a_monitor_and_a_reader(
     node: DoctorNode, layout: Layout
 ) -> None:
-    first, second = node.place(layout), node.place(layout, name="serve")
+    first, second = node.container(layout=layout), node.container(layout=layout, name="serve")
     inside = first.start(2)
     first.spawn(inside)
     inside.child("fork")
@@ -43,12 +47,12 @@ def containers_nested_and_not_with_forks_a_monitor_and_a_reader(
     for place in (first, second):
         monitor.tell("map", place.path)
         reader.tell("map", place.path, "r")
-    node.place().path.unlink()
+    node.container().path.unlink()
 
 
 @scene()
 def a_dead_process_that_holds_nothing(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     place.kill(inside, place.spawn(inside, used=0)[0])
 
@@ -56,18 +60,18 @@ def a_dead_process_that_holds_nothing(node: DoctorNode, layout: Layout) -> None:
 @scene()
 def what_earlier_processes_left_behind_the_last_slot(node: DoctorNode, layout: Layout) -> None:
     """The same pid in slots long given up, near and far."""
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     for slot in (5, 900):
-        place.file.put("slot_pid", 1, slot=slot)
-        place.file.put("slot_hostpid", 77, slot=slot)
-    place.file.put("slot_pid", GONE, slot=1)
+        place.put("slot_pid", 1, slot=slot)
+        place.put("slot_hostpid", 77, slot=slot)
+    place.put("slot_pid", GONE, slot=1)
     inside.tell("charge", GIB)
 
 
 @scene()
 def a_process_without_a_pid_namespace_has_one_pid(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start(0)
     assert place.host_pids() == {inside.process.pid: inside.process.pid}
 
@@ -87,19 +91,19 @@ def host_pid_wrong(cause: str, *says: str, severity: Severity | None = None) -> 
 )
 @scene(host_pid_wrong("missing", " is 0; /proc"), mended=(), depth=2)
 def a_missing_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.spawn(place.start(depth), host_pid=False)
 
 
 @scene(host_pid_wrong("missing", "its SM limit is off"), mended=())
 def a_missing_host_pid_where_an_sm_limit_is(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout, sm_limits=[50]).start(host_pid=False)
+    node.container(layout=layout, sm_limits=[50]).start(host_pid=False)
 
 
 @scene(host_pid_wrong("container_pid"), mended=(), depth=1)
 @scene(host_pid_wrong("container_pid"), mended=(), depth=2)
 def the_containers_own_pid_as_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start(depth)
     place.set_host_pid(1, 1)
 
@@ -109,7 +113,7 @@ SWAPPED = host_pid_wrong("swapped", severity=Severity.ERROR)
 
 @scene(SWAPPED, attrs.evolve(SWAPPED, says=("_train'",)), mended=())
 def host_pids_swapped_between_two_containers(node: DoctorNode, layout: Layout) -> None:
-    places = [node.place(layout), node.place(layout, name="serve")]
+    places = [node.container(layout=layout), node.container(layout=layout, name="serve")]
     first, second = (place.start() for place in places)
     places[0].set_host_pid(1, second.host_pid)
     places[1].set_host_pid(1, first.host_pid)
@@ -117,7 +121,7 @@ def host_pids_swapped_between_two_containers(node: DoctorNode, layout: Layout) -
 
 @scene(host_pid_wrong("swapped", "2 processes have the host pid"), mended=())
 def host_pids_swapped_inside_one_container(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     pid, host_pid = place.spawn(inside)
     place.set_host_pid(1, host_pid)
@@ -128,15 +132,15 @@ def host_pids_swapped_inside_one_container(node: DoctorNode, layout: Layout) -> 
 @scene(host_pid_wrong("dead"), mended=(), number=2**31 - 1)
 @scene(host_pid_wrong("dead"), mended=(), number=-7)
 def a_host_pid_that_nobody_has(node: DoctorNode, layout: Layout, number: int) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.put("slot_hostpid", number)
+    place.put("slot_hostpid", number)
 
 
 @scene(host_pid_wrong("dead"), mended=(), lives=False)
 @scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), lives=True)
 def the_host_pid_of_a_process_beside(node: DoctorNode, layout: Layout, lives: bool) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     pid, host_pid = inside.child("spawn")
     place.set_host_pid(1, host_pid)
@@ -148,7 +152,7 @@ def the_host_pid_of_a_process_beside(node: DoctorNode, layout: Layout, lives: bo
 @scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), whose="our own")
 @scene(host_pid_wrong("foreign", "2", severity=Severity.ERROR), mended=(), whose="the kernel's")
 def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
     place.set_host_pid(1, os.getpid() if whose == "our own" else 2)
 
@@ -167,7 +171,7 @@ def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> 
     layouts=BOTH,
 )
 def killed_processes_that_count(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start(2)
     killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
     place.spawn(inside)
@@ -177,7 +181,7 @@ def killed_processes_that_count(node: DoctorNode, layout: Layout) -> None:
 
 @scene(Expected(FindingKind.DEAD_PROCESS_COUNTED), mended=(), used=0)
 def a_process_that_became_another_program(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.enter()
     pid, _ = place.spawn(inside)
     inside.tell(f"@{pid}", "execute")
@@ -187,11 +191,11 @@ def a_process_that_became_another_program(node: DoctorNode, layout: Layout) -> N
 @scene(Expected(FindingKind.SLOT_MOVED), layouts=(Layout.V1_1,))
 def a_process_of_2_8_0_that_stands_twice(node: DoctorNode, layout: Layout) -> None:
     """It accounts in both."""
-    place = node.place(layout)
-    place.file.add_process(GONE, {0: GIB})
+    place = node.container(layout=layout)
+    place.add_process(GONE, {0: GIB})
     place.start()
-    move_last_into(place.file, 0)
-    place.file.put("proc_num", 2)
+    move_last_into(place, 0)
+    place.put("proc_num", 2)
     assert place.used() == 2 * GIB
 
 
@@ -205,25 +209,25 @@ def slot_without_pid(severity: Severity) -> Expected:
 # One that is empty wedges early generations only.
 @scene(holding=0)
 def a_slot_without_a_pid(node: DoctorNode, layout: Layout, holding: int) -> None:
-    place = node.place(layout)
-    place.file.add_process(0, {0: holding} if holding else {})
+    place = node.container(layout=layout)
+    place.add_process(0, {0: holding} if holding else {})
     place.start()
 
 
 @scene(Expected(FindingKind.SEQLOCK_STUCK, "dead_writer"), mended=(), layouts=(*WITH_SEQLOCK,))
 def a_seqlock_that_a_killed_writer_left_odd(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
-    place.file.put("slot_seqlock", 7, slot=1)
+    place.put("slot_seqlock", 7, slot=1)
     place.kill(inside, pid)
 
 
 @scene(Expected(FindingKind.SEQLOCK_STUCK, "live_writer", says=("kill -CONT",)))
 def a_seqlock_that_a_live_writer_keeps_odd(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
-    place.file.put("slot_seqlock", 7)
+    place.put("slot_seqlock", 7)
     os.kill(inside.host_pid, signal.SIGSTOP)
 
 
@@ -241,17 +245,17 @@ def a_seqlock_that_a_live_writer_keeps_odd(node: DoctorNode, layout: Layout) -> 
     taken=SLOTS,
 )
 def a_full_table(node: DoctorNode, layout: Layout, taken: int) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.put("proc_num", taken)
+    place.put("proc_num", taken)
     for slot in range(1, SLOTS):
-        place.file.put("slot_pid", GONE + slot, slot=slot)
-        place.file.put("slot_status", int(slot > 2), slot=slot)
+        place.put("slot_pid", GONE + slot, slot=slot)
+        place.put("slot_status", int(slot > 2), slot=slot)
 
 
 @scene(Expected(FindingKind.PROCESSES_UNKNOWN, "ambiguous"))
 def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside, stranger = place.start(), place.enter()
     stranger.tell("map", place.path)
     assert inside.init_pid == stranger.init_pid == 1
@@ -268,9 +272,9 @@ def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> No
     layouts=BOTH,
 )
 def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    hold(place.file, LAST_PID)
+    hold(place, LAST_PID)
 
 
 @scene(
@@ -278,14 +282,14 @@ def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
     mended=("the dead owner's lock was freed",),
 )
 def a_lock_that_is_signed_by_no_pid(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    hold(place.file, NOBODY)
+    hold(place, NOBODY)
 
 
 @scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("lock was freed",))
 def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
     inside.tell(f"@{pid}", "lock")
@@ -300,14 +304,14 @@ def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout
     mended=("the lock without a signature was freed",),
 )
 def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout: Layout) -> None:
-    hold(node.place(layout).file, 0)
+    hold(node.container(layout=layout), 0)
 
 
 @scene(
     Expected(FindingKind.LOCK_STUCK, "live_owner", pid=1, says=("held by process 1", "HOST_PID"))
 )
 def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start()
     inside.tell("lock")
     os.kill(inside.host_pid, signal.SIGSTOP)
@@ -324,10 +328,10 @@ def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layo
     attached=False,
 )
 def a_semaphore_that_was_given_back_twice(node: DoctorNode, layout: Layout, attached: bool) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     if attached:
         place.start()
-    set_value(place.file, 2)
+    set_value(place, 2)
 
 
 STARTUP = Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
@@ -344,10 +348,10 @@ STARTUP = Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
 # While processes use the region it may be in use, for as long as anybody can tell.
 @scene(layouts=(Layout.V1_1_POSTINIT,), value=0, attached=True)
 def the_start_up_semaphore(node: DoctorNode, layout: Layout, value: int, attached: bool) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     if attached:
         place.start()
-    set_value(place.file, value, "sem_postinit")
+    set_value(place, value, "sem_postinit")
 
 
 @scene(
@@ -358,10 +362,10 @@ def the_start_up_semaphore(node: DoctorNode, layout: Layout, value: int, attache
 )
 def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
     """What is repaired comes after the lock."""
-    place = node.place(layout)
+    place = node.container(layout=layout)
     inside = place.start(host_pid=False)
     place.kill(inside, place.spawn(inside)[0])
-    hold(place.file, NOBODY)
+    hold(place, NOBODY)
 
 
 # ---- Memory and limits --------------------------------------------------------------------------
@@ -373,7 +377,7 @@ def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
     )
 )
 def usage_above_the_limit(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start(used=6 * GIB)
     with open_region(place.path, writable=True) as region:
         region.set_memory_limit("4GiB", force=True)
@@ -381,17 +385,17 @@ def usage_above_the_limit(node: DoctorNode, layout: Layout) -> None:
 
 @scene(Expected(FindingKind.USAGE_IMPOSSIBLE, pid=1, says=("-4096 as a signed number",)))
 def a_counter_that_went_below_zero(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.put("slot_used.total", (1 << 64) - 4096)
+    place.put("slot_used.total", (1 << 64) - 4096)
 
 
 # It has not used any yet.
 @scene(used=0, holding=0)
 @scene(Expected(FindingKind.DEVICE_COUNT_ZERO, says=("1 GiB",)), holding=GIB)
 def a_region_that_names_no_device(node: DoctorNode, layout: Layout, holding: int) -> None:
-    place = node.place(layout, uuids=[])
-    place.file.put("device_num", 0)
+    place = node.container(layout=layout, uuids=[])
+    place.put("device_num", 0)
     place.start(used=holding)
 
 
@@ -400,7 +404,7 @@ ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
 
 @scene(layouts=(*BOTH,))
 def an_sm_limit_that_holds(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
+    node.container(layout=layout, sm_limits=[50]).start(environment=ALL_LIMITS)
 
 
 @scene(Expected(FindingKind.SM_LIMIT_OFF, "switch", says=("50 % on device 0",)), policy="default")
@@ -410,10 +414,10 @@ def an_sm_limit_that_holds(node: DoctorNode, layout: Layout) -> None:
 def an_sm_limit_that_is_switched_off_while_others_compete(
     node: DoctorNode, layout: Layout, policy: str
 ) -> None:
-    node.place(layout).start()
-    place = node.place(layout, sm_limits=[50])
+    node.container(layout=layout).start()
+    place = node.container(layout=layout, sm_limits=[50])
     place.start(environment={"GPU_CORE_UTILIZATION_POLICY": policy})
-    place.file.put("utilization_switch", 0)
+    place.put("utilization_switch", 0)
 
 
 # As HAMi's monitor has it.
@@ -421,14 +425,14 @@ def an_sm_limit_that_is_switched_off_while_others_compete(
 def an_sm_limit_that_is_switched_off_while_nobody_competes(
     node: DoctorNode, layout: Layout
 ) -> None:
-    place = node.place(layout, sm_limits=[50])
+    place = node.container(layout=layout, sm_limits=[50])
     place.start()
-    place.file.put("utilization_switch", 0)
+    place.put("utilization_switch", 0)
 
 
 @scene(Expected(FindingKind.SM_LIMIT_OFF, "policy", says=("GPU_CORE_UTILIZATION_POLICY",)))
 def an_sm_limit_that_the_environment_switches_off(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout, sm_limits=[50])
+    place = node.container(layout=layout, sm_limits=[50])
     place.start(environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
 
 
@@ -436,14 +440,14 @@ def an_sm_limit_that_the_environment_switches_off(node: DoctorNode, layout: Layo
 @scene()
 def an_sm_limit_on_device_1_alone(node: DoctorNode, layout: Layout) -> None:
     """Until 2.8.2 it takes one on device 0."""
-    node.place(layout, uuids=[GPU, OTHER_GPU], sm_limits=[None, 50]).start()
+    node.container(layout=layout, uuids=[GPU, OTHER_GPU], sm_limits=[None, 50]).start()
 
 
 @scene(Expected(FindingKind.LAUNCHES_BLOCKED, severity=Severity.ERROR))
 def blocked_launches_that_nobody_will_unblock(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout, sm_limits=[50])
+    place = node.container(layout=layout, sm_limits=[50])
     place.start()
-    place.file.put("recent_kernel", -1)
+    place.put("recent_kernel", -1)
 
 
 # ---- Files --------------------------------------------------------------------------------------
@@ -458,14 +462,14 @@ def cut_short(size: int) -> Expected:
 @scene(cut_short(100), size=100)
 @scene(cut_short(1_900_000), size=1_900_000)
 def a_region_cut_short_under_its_processes(node: DoctorNode, layout: Layout, size: int) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.resize(size)
+    place.resize(size)
 
 
 @scene(Expected(FindingKind.LAYOUT_MIXED, "mapped_length", says=("layout unversioned",)))
 def a_process_that_maps_the_region_as_another_layout(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
     # Not a child of the first: a fork keeps what its parent maps.
     other = place.enter()
@@ -475,16 +479,16 @@ def a_process_that_maps_the_region_as_another_layout(node: DoctorNode, layout: L
 
 @scene(Expected(FindingKind.LAYOUT_MIXED, "file_size"), layouts=(Layout.V1_1,))
 def a_region_that_2_8_1_has_made_longer(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
+    place.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
 
 
 @scene(Expected(FindingKind.LAYOUT_NEWER, severity=Severity.WARNING, says=("version 1.3",)))
 def a_region_of_a_version_to_come(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.start()
-    place.file.put("minor_version", 3)
+    place.put("minor_version", 3)
 
 
 def missing(cause: str) -> Expected:
@@ -493,17 +497,17 @@ def missing(cause: str) -> Expected:
 
 @scene()
 def a_directory_without_a_file(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout).path.unlink()
+    node.container(layout=layout).path.unlink()
 
 
 @scene(missing("not_ready"))
 def a_file_that_is_empty(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout).file.resize(0)
+    node.container(layout=layout).resize(0)
 
 
 @scene(missing("not_a_region"))
 def a_link_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     elsewhere = node.root.with_name("elsewhere")
     elsewhere.write_text("somebody else's")
     place.path.unlink()
@@ -512,14 +516,14 @@ def a_link_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
 
 @scene(missing("not_a_region"))
 def a_pipe_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
-    place = node.place(layout)
+    place = node.container(layout=layout)
     place.path.unlink()
     os.mkfifo(place.path)
 
 
 @scene(missing("unknown_layout"))
 def a_file_of_a_version_that_nobody_knows(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout).file.put("major_version", 77)
+    node.container(layout=layout).put("major_version", 77)
 
 
 @scene(Expected(FindingKind.ROOT_UNREADABLE, says=("containers", "No such file or directory")))

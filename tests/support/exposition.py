@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from prometheus_client import parser
 
-from libhamiregion import create_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NodeNames
-from support.golden_regions import GoldenRegion, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from libhamiregion.node import Node
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -62,46 +59,6 @@ def parsed(text: bytes) -> Exposition:
             assert key not in samples, f"twice: {key}"
             samples[key] = sample.value
     return Exposition(samples, types, helps)
-
-
-class NodeFiles:
-    """A node's directories, with names for pods and files in them; no processes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.root = directory / "containers"
-        self.logs = directory / "logs"
-        self.root.mkdir()
-        self.logs.mkdir()
-
-    def container(
-        self,
-        name: str = "main",
-        *,
-        pod: str | None = "train-0",
-        namespace: str = "team-a",
-        pod_uid: str | None = None,
-    ) -> Path:
-        """A container's directory, empty."""
-        uid = pod_uid or str(uuid.uuid4())
-        if pod is not None:
-            (self.logs / f"{namespace}_{pod}_{uid}" / name).mkdir(parents=True, exist_ok=True)
-        directory = self.root / f"{uid}_{name}"
-        directory.mkdir()
-        return directory
-
-    def region(self, name: str = "main", *, pod: str | None = "train-0", **spec: Any) -> Path:
-        """A container with a region; the path of its file."""
-        path = self.container(name, pod=pod) / "usage.cache"
-        create_region(path, **spec)
-        return path
-
-    def golden(self, name: str) -> GoldenRegion:
-        """A container of a pod called as a golden region, with that region."""
-        return unpack(name, self.container(pod=pod_of(name)))
-
-    def open(self, **options: Any) -> Node:
-        names = NodeNames(self.logs)
-        return Node(self.root, names=names, **options)
 
 
 def pod_of(golden: str) -> str:

@@ -24,7 +24,7 @@ def container_id(pod_uid: str, container: str) -> str:
 
 
 @attrs.frozen
-class NodeFiles:
+class KubeletFiles:
     """Directories and files of names below one directory."""
 
     directory: Path

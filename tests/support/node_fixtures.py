@@ -14,11 +14,12 @@ from libhamiregion.agent import Feedback
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, NvmlSampler
 from libhamiregion.observation import processes
-from support.agent_scene import MONITOR, Events, NodeScene
+from support.agent_tasks import MONITOR, Events
 from support.container_factory import close_factory
 from support.containers import Starter, containers
 from support.doctor_node import DoctorNode
-from support.exposition import NodeFiles, exporter_of
+from support.exposition import exporter_of
+from support.node_scene import GPU, NodeScene
 from support.run_scene import RunScene
 
 
@@ -64,13 +65,13 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> NodeFiles:
-    """The directories of a node of the test's own, with pods' names; no process yet."""
-    return NodeFiles(tmp_path)
+def files(tmp_path: Path) -> NodeScene:
+    """The directories of a node of the test's own; no container yet."""
+    return NodeScene(tmp_path)
 
 
 @pytest.fixture
-def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
+def exporter(files: NodeScene) -> Iterator[NodeExporter]:
     """An exporter of these files, without the doctor; each scrape observes anew."""
     with files.open() as node:
         yield exporter_of(node)
@@ -83,9 +84,10 @@ def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    """The directories of a node of the test's own; no process yet."""
-    return NodeScene(tmp_path / "containers")
+def scene(tmp_path: Path) -> Iterator[NodeScene]:
+    """A node of the test's own, each container of which has one GPU; no container yet."""
+    with NodeScene(tmp_path, uuids=[GPU]) as made:
+        yield made
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def start() -> Iterator[Starter]:
 @pytest.fixture
 def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
     """A node to be diagnosed; no container yet."""
-    with contextlib.closing(DoctorNode(tmp_path / "containers")) as made:
+    with contextlib.closing(DoctorNode(tmp_path)) as made:
         yield made
 
 

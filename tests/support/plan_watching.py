@@ -14,8 +14,9 @@ from libhamiregion.plan import (
     PlanReconciler,
 )
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
-from support.agent_scene import Events
-from support.plan_scene import PlannedRegion, PlanScene, plan_yaml
+from support.agent_tasks import Events
+from support.node_scene import SceneContainer
+from support.plan_scene import PlanScene, plan_yaml
 
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
@@ -61,7 +62,7 @@ def set_plan(scene: PlanScene, *rules: str) -> None:
     aged(scene.directory / "plan.yaml", plan_yaml(*rules))
 
 
-def memory(region: PlannedRegion) -> list[int]:
+def memory(region: SceneContainer) -> list[int]:
     found: list[int] = region.limits()["memory"][:2]
     return found
 

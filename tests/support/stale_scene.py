@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.node import Node
 from libhamiregion.services.events import Event
-from support.agent_scene import Events, one_pass
+from support.agent_tasks import Events, one_pass
+from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod
 from support.wait import eventually
 
@@ -43,54 +43,48 @@ def process_in(cgroup: Path) -> Iterator[int]:
         eventually(lambda: not procs.read_text())
 
 
-class StaleScene:
-    """The directories of one node, and one pod that is there.
+class StaleScene(NodeScene):
+    """A node, what kubelet knows of its pods, and one pod that is there.
 
     Attributes:
-        root: The containers' directories.
-        logs: What kubelet has below /var/log/pods.
-        pods: What it has below /var/lib/kubelet/pods.
+        pods: What kubelet has below /var/lib/kubelet/pods.
         alive: The UID of the pod that is there and runs.
     """
 
     def __init__(self, directory: Path, alive: str) -> None:
-        self.root = directory / "containers"
-        self.logs = directory / "pod-logs"
+        super().__init__(directory)
         self.pods = directory / "kubelet-pods"
-        for each in (self.root, self.logs, self.pods):
-            each.mkdir()
+        self.pods.mkdir()
         self.alive = alive
         self.add_pod(alive)
-        self.container(alive)
+        self.leave(alive)
         self.events = Events()
         self._opened = contextlib.ExitStack()
 
     def close(self) -> None:
         self._opened.close()
+        super().close()
 
     def add_pod(self, uid: str) -> None:
         """What kubelet makes for a pod."""
-        (self.logs / f"research_bert-0_{uid}").mkdir()
+        (self.pod_logs / f"research_bert-0_{uid}").mkdir()
         (self.pods / uid).mkdir()
 
     def remove_pod(self, uid: str) -> None:
-        (self.logs / f"research_bert-0_{uid}").rmdir()
+        (self.pod_logs / f"research_bert-0_{uid}").rmdir()
         (self.pods / uid).rmdir()
 
-    def container(self, uid: str = "", name: str = "train", *, region: bool = True) -> Path:
-        """A container's directory, as the device plugin and libvgpu make it."""
-        directory = self.root / f"{uid or uuid.uuid4()}_{name}"
-        directory.mkdir()
-        directory.chmod(0o777)
-        if region:
-            create_region(directory / "usage.cache")
-        return directory
+    def leave(self, uid: str = "", name: str = "train", *, region: bool = True) -> Path:
+        """A container's directory, of a pod that kubelet does not know by this."""
+        return self.container(name, pod=None, pod_uid=uid, region=region).directory
 
     def cleaner(self, **options: Any) -> StaleDirectoryCleaner:
         node = Node([self.root, *options.pop("roots", ())], **options.pop("node", {}))
         self._opened.callback(node.close)
         options = {"gone_after_s": SOON_S, "emit": self._emit, **options}
-        cleaner = StaleDirectoryCleaner(node, pod_logs=self.logs, kubelet_pods=self.pods, **options)
+        cleaner = StaleDirectoryCleaner(
+            node, pod_logs=self.pod_logs, kubelet_pods=self.pods, **options
+        )
         cleaner.interval_s = SOON_S
         return cleaner
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exposition import Exposition, NodeFiles, exporter_of, parsed, pod_of
+from support.exposition import Exposition, exporter_of, parsed, pod_of
 from support.golden_regions import NAMES, GoldenRegion
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, __version__, open_region
@@ -20,7 +21,7 @@ class Served:
     """One node with every golden region, and what it exports."""
 
     def __init__(self, directory: Path, *, legacy: bool) -> None:
-        self.files = NodeFiles(directory)
+        self.files = NodeScene(directory)
         self.regions = {name: self.files.golden(name) for name in NAMES}
         self.before_s = int(time.time())
         with self.files.open() as node:
@@ -50,7 +51,7 @@ def counted(region: GoldenRegion, device: int, part: str) -> int:
 
 def where(region: GoldenRegion, device: int, names: tuple[str, ...] = LABELS) -> dict[str, str]:
     uuid = region.expected["uuids"][device]
-    values = ("team-a", pod_of(region.name), "main", str(device), uuid)
+    values = ("research", pod_of(region.name), "train", str(device), uuid)
     return {**dict(zip(names, values, strict=True)), "zone": "vGPU"}
 
 
@@ -180,7 +181,7 @@ def test_the_build_info_names_this_program_and_has_no_zone(served: Served) -> No
 
 
 def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     golden = files.golden("1.2-many-processes")
     file = RegionFile(golden.path, golden.layout)
     file.put("slot_status", 0, slot=1)
@@ -204,7 +205,7 @@ def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: P
 
 @pytest.mark.parametrize("ahead_s", [3600, -100])
 def test_a_kernel_of_the_future_was_just_now(tmp_path: Path, ahead_s: int) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     golden = files.golden("1.2-one-process")
     last_s = int(time.time()) + ahead_s
     RegionFile(golden.path, golden.layout).put("last_kernel_time", last_s)
@@ -219,8 +220,8 @@ def test_a_kernel_of_the_future_was_just_now(tmp_path: Path, ahead_s: int) -> No
 
 
 def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    file = RegionFile(files.region(uuids=["GPU-a"]), Layout.V1_2)
+    files = NodeScene(tmp_path)
+    file = files.container(uuids=["GPU-a"])
     file.put("last_kernel_time", 0)
     with files.open() as node:
         exporter = exporter_of(node)
@@ -230,8 +231,8 @@ def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
 
 
 def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    file = RegionFile(files.region(memory_limits=["1GiB", "2GiB"]), Layout.V1_2)
+    files = NodeScene(tmp_path)
+    file = files.container(memory_limits=["1GiB", "2GiB"])
     with files.open() as node:
         exporter = exporter_of(node)
         first = parsed(exporter.render())
@@ -247,8 +248,8 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
     tmp_path: Path,
 ) -> None:
     """As a region stands whose processes have not said yet which devices there are."""
-    files = NodeFiles(tmp_path)
-    path = files.region(memory_limits=["8GiB", "4GiB"], sm_limits=[50])
+    files = NodeScene(tmp_path)
+    path = files.container(memory_limits=["8GiB", "4GiB"], sm_limits=[50]).path
     with open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 2 << 30)
         RegionFile(path, Layout.V1_2).put("device_num", 0)
@@ -263,7 +264,7 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
             assert found.value(name, vdevice_index="1", device_uuid="") == 4 << 30
             assert found.value("hamiregion_process_memory_used_bytes", **labels) == 2 << 30
             assert not {each for each in found.names if each.startswith("hami_vgpu")}
-    named = files.region(pod="named", memory_limits=["1GiB"], uuids=["GPU-1"])
+    named = files.container(pod="named", memory_limits=["1GiB"], uuids=["GPU-1"]).path
     assert named.exists()
     with files.open() as node:
         found = parsed(exporter_of(node).render())
@@ -273,7 +274,7 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
 
 
 def test_refusals_are_shown_of_regions_whose_programs_count_them(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+    files = NodeScene(tmp_path)
     for name, refusals in (("1.2-many-processes", b"\7" + b"\0" * 7), ("1.1-many-processes", b"")):
         golden = files.golden(name)
         at = (golden.layout.size_bytes + 15) // 8 * 8 + 8

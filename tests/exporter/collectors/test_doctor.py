@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.actors import Actor
-from support.exposition import NodeFiles, parsed
+from support.exposition import parsed
 from support.lock_bytes import NOBODY
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.slot_bytes import at_work, move_last_into
 from support.wait import PATIENCE_S, eventually
@@ -24,8 +25,8 @@ UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-111
 def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
     tmp_path: Path,
 ) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(uuids=UUIDS, sm_limits=[50, 50])
+    files = NodeScene(tmp_path)
+    files.container(uuids=UUIDS, sm_limits=[50, 50])
     with files.open() as node:
         found = parsed(NodeExporter(node).render())
     kinds = {dict(labels)["kind"]: n for labels, n in found.series("hamiregion_findings").items()}
@@ -39,9 +40,9 @@ def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
 
 
 def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    RegionFile(files.region(pod="ill", uuids=UUIDS), Layout.V1_2).add_process(NOBODY, {0: 1 << 20})
-    files.region(pod="well", uuids=UUIDS)
+    files = NodeScene(tmp_path)
+    files.container(pod="ill", uuids=UUIDS).add_process(NOBODY, {0: 1 << 20})
+    files.container(pod="well", uuids=UUIDS)
     with files.open() as node:
         exporter = NodeExporter(node)
         found = parsed(exporter.render())
@@ -58,8 +59,8 @@ def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path
 def test_what_can_pass_is_believed_when_it_is_seen_twice(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=UUIDS)
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=UUIDS).path
     kind = FindingKind.HOST_PID_WRONG
     assert kind.explanation.is_transient
     process = actor(path)
@@ -76,8 +77,8 @@ def test_an_observation_that_is_shown_twice_confirms_nothing(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
     """As by a scrape and by the page."""
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=UUIDS)
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=UUIDS).path
     process = actor(path)
     process("attach")
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
@@ -93,8 +94,8 @@ def test_an_observation_that_is_shown_twice_confirms_nothing(
 def test_an_orphaned_slot_is_told_with_what_it_froze(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=UUIDS)
+    files = NodeScene(tmp_path)
+    path = files.container(uuids=UUIDS).path
     file = RegionFile(path, Layout.V1_2)
     orphan = actor(path)
     file.add_process(NOBODY, {0: 10_000})
@@ -116,8 +117,10 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
 def test_limits_that_an_agent_has_switched_off_are_a_finding_once_it_has_gone(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
-    paths = [files.region(pod=pod, uuids=UUIDS, sm_limits=[50, 50]) for pod in ("a", "b", "c")]
+    files = NodeScene(tmp_path)
+    paths = [
+        files.container(pod=pod, uuids=UUIDS, sm_limits=[50, 50]).path for pod in ("a", "b", "c")
+    ]
     actors = [actor(path) for path in paths]
     for each, path in zip(actors, paths, strict=True):
         each("attach")

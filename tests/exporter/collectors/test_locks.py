@@ -5,11 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.actors import Actor
-from support.exposition import NodeFiles, parsed
+from support.exposition import parsed
 from support.lock_bytes import hold
-from support.region_file import RegionFile
+from support.node_scene import NodeScene
 
-from libhamiregion import Layout
 from libhamiregion.exporter import COLLECTORS, NodeExporter
 from libhamiregion.exporter.scrape import RowTexts, Scrape
 from libhamiregion.node import Node, Observer
@@ -18,8 +17,8 @@ UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 
 def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    files = NodeScene(tmp_path)
+    file = files.container(uuids=[UUID])
     hold(file, 1)
     has_ended = threading.Event()
 
@@ -45,10 +44,10 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_stays_held_is_told_with_its_age(
-    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    path = files.region(pod="held", uuids=[UUID])
-    files.region(pod="free", uuids=[UUID])
+    path = files.container(pod="held", uuids=[UUID]).path
+    files.container(pod="free", uuids=[UUID])
     held = "hamiregion_lock_same_owner_seconds"
     holder = actor(path)
     assert not parsed(exporter.render()).series(held)

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
-from support.exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, exporter_of, parsed
-from support.gpu_node import GpuNode, container_id, gpu_nodes
+from support.exposition import WITHOUT_DOCTOR, Exposition, exporter_of, parsed
+from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.wait import PATIENCE_S, eventually
 
@@ -30,8 +31,8 @@ HOST = {
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[GpuNode]:
-    with gpu_nodes(tmp_path) as made:
+def node(tmp_path: Path) -> Iterator[NodeScene]:
+    with NodeScene(tmp_path) as made:
         yield made
 
 
@@ -54,7 +55,7 @@ def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
 def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         for lost in (None, OTHER):
             fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
             found = exported(node, sampler).series("hamiregion_gpu_state")
@@ -69,7 +70,7 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD, SECOND, "sensors 0 41 187500 3 1")
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler, legacy=True)
     legacy = {
         "nodeid": "worker-1",
@@ -109,7 +110,7 @@ def test_gpus_have_the_families_and_labels_of_hami_210_on_request(
     fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
     for name, expected in (
         ("hami_host_gpu_memory_used_bytes", labels),
@@ -126,7 +127,7 @@ def test_a_figure_that_a_gpu_does_not_have_is_absent(
     fake_driver.play(
         CARD, "error nvmlDeviceGetMemoryInfo 3", "error nvmlDeviceGetUtilizationRates 3"
     )
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler, legacy=True)
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
 
@@ -135,7 +136,7 @@ def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD, "error nvmlDeviceGetName 3")
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler, legacy=True)
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
     assert found.value("hamiregion_nvml_up") == 1
@@ -146,8 +147,8 @@ def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD)
-    files = NodeFiles(tmp_path)
-    files.region(uuids=[GPU])
+    files = NodeScene(tmp_path)
+    files.container(uuids=[GPU])
     with files.open() as node:
         exporter = exporter_of(node, sampler=sampler)
         assert "hami_host_gpu_memory_used_bytes" in parsed(exporter.render()).names
@@ -178,8 +179,8 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
 ) -> None:
     monkeypatch.setattr("libhamiregion.node.reader._DRIVER_TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
-    files = NodeFiles(tmp_path)
-    files.region(pod="first", uuids=[GPU])
+    files = NodeScene(tmp_path)
+    files.container(pod="first", uuids=[GPU])
     sampler = HangingSampler(fake_driver.library)
     with (
         sampler,
@@ -190,7 +191,7 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
         assert found.value("hamiregion_nvml_up") == 0
         assert found.labels("hamiregion_nvml_info")["state"] == "no_answer"
         assert exporter.not_ready() is None, "the regions can be read"
-        files.region(pod="late", uuids=[GPU])
+        files.container(pod="late", uuids=[GPU])
         assert b'"late"' in exporter.render(names={"hami_vgpu_memory_used_bytes"})
         assert sampler.asked == 1, "nobody asks again while one question is open"
         sampler.answers.set()
@@ -199,7 +200,7 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
 
 
 def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert "hamiregion_nvml_up" not in parsed(exporter.render()).names
 
@@ -208,14 +209,14 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD, *MIG)
-    files = NodeFiles(tmp_path)
-    files.region(uuids=[GPU, MIG_B])
+    files = NodeScene(tmp_path)
+    files.container(uuids=[GPU, MIG_B])
     with files.open() as node:
         found = exported(node, sampler, legacy=True)
     expected = {
-        "namespace": "team-a",
-        "pod": "train-0",
-        "container": "main",
+        "namespace": "research",
+        "pod": "bert-0",
+        "container": "train",
         "vdevice_index": "1",
         "device_uuid": OTHER,
         "mig_uuid": MIG_B,
@@ -226,9 +227,9 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(
     }
     assert found.series("hami_mig_device_info") == {frozenset(expected.items()): 1}
     legacy = {
-        "podnamespace": "team-a",
-        "podname": "train-0",
-        "ctrname": "main",
+        "podnamespace": "research",
+        "podname": "bert-0",
+        "ctrname": "train",
         "vdeviceid": "1",
         "deviceuuid": OTHER,
         "instanceid": "3",
@@ -241,7 +242,7 @@ def test_gpus_and_mig_devices_have_their_memory_and_model(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD, *MIG)
-    with NodeFiles(tmp_path).open() as node:
+    with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
         devices = sampler.sample().devices
     name = "hamiregion_gpu_memory_total_bytes"
@@ -258,9 +259,9 @@ def test_gpus_and_mig_devices_have_their_memory_and_model(
 
 @needs_namespaces
 def test_the_drivers_memory_stands_beside_what_is_accounted(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
     pid, host_pid = pod.attach()
     other_pid, other_host_pid = pod.attach()
     pod.charge(pid, 100 * MIB)
@@ -292,9 +293,9 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(
 
 @needs_namespaces
 def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
     (_, host_pid), (_, unknown) = pod.attach(), pod.attach()
     fake_driver.play(
         CARD,
@@ -309,10 +310,10 @@ def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
 
 @needs_namespaces
 def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "MAX_PAIRS", 2)
-    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
     host_pids = [pod.attach()[1] for _ in range(4)]
     memory = [f"process 0 compute {pid} {MIB << at}" for at, pid in enumerate(host_pids)]
     memory[3] = f"process 0 compute {host_pids[3]} unavailable"
@@ -336,9 +337,9 @@ def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed
 
 @needs_namespaces
 def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    pod = node.add(uuids=[GPU])
+    pod = node.container(uuids=[GPU])
     (_, known), (_, unknown) = pod.attach(), pod.attach()
     fake_driver.play(
         CARD, f"process 0 compute {known} {MIB}", f"process 0 compute {unknown} unavailable"
@@ -352,12 +353,12 @@ def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
 @needs_namespaces
 @needs_cgroups
 def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
 ) -> None:
-    one = node.add("one", pod="two-0", uuids=[GPU, OTHER], process=False)
-    node.add("other", pod="two-0", pod_uid=one.pod_uid, uuids=[GPU, OTHER], process=False)
-    node.add(pod="bert-0", uuids=[GPU, OTHER], process=False)
-    node.move(bystander, one)
+    one = node.container("one", pod="two-0", uuids=[GPU, OTHER])
+    node.container("other", pod="two-0", pod_uid=one.pod_uid, uuids=[GPU, OTHER])
+    node.container(pod="bert-0", uuids=[GPU, OTHER])
+    one.move(bystander)
     fake_driver.play(CARD, SECOND, f"process 0 compute {bystander} {700 * MIB}")
     with node.open() as opened:
         found = exported(opened, sampler)
@@ -372,8 +373,8 @@ def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
 ) -> None:
     """It has ended since the driver was asked; or it is hidden, and may be of any container."""
     fake_driver.play(CARD, f"process 0 compute {2**22} {700 * MIB}")
-    files = NodeFiles(tmp_path)
-    files.region(uuids=[GPU])
+    files = NodeScene(tmp_path)
+    files.container(uuids=[GPU])
     name = "hamiregion_device_memory_driver_bytes"
     with files.open() as node:
         assert exported(node, sampler).value(name) == 0
@@ -384,17 +385,17 @@ def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
 @needs_namespaces
 @needs_cgroups
 def test_processes_that_no_region_accounts_for_are_told_with_their_container(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
 ) -> None:
     """An escapee of a managed container, one of a container of its own, and one of the host."""
-    pod = node.add(pod="bert-0", uuids=[GPU])
+    pod = node.container(pod="bert-0", uuids=[GPU])
     _, inside = pod.attach()
     _, escapee = pod.inside.child("spawn")
-    stranger = node.add(pod="plain-0", namespace="other", file=False)
+    stranger = node.container(pod="plain-0", namespace="other", region=False)
     _, alone = stranger.inside.child("spawn")
     for pid in (inside, escapee):
-        node.move(pid, pod)
-    node.move(alone, stranger)
+        pod.move(pid)
+    stranger.move(alone)
     fake_driver.play(
         CARD,
         SECOND,
@@ -411,7 +412,7 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
     expected = {
         "namespace": "research",
         "pod": "bert-0",
-        "container": "main",
+        "container": "train",
         "container_id": pod.id,
         "device_index": "0",
         "device_uuid": GPU,
@@ -436,16 +437,16 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
 @needs_namespaces
 @needs_cgroups
 def test_too_many_of_them_are_summed_up_per_gpu(
-    node: GpuNode,
+    node: NodeScene,
     fake_driver: FakeDriver,
     sampler: NvmlSampler,
     bystander: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stranger = node.add(file=False)
+    stranger = node.container(region=False)
     children = [stranger.inside.child("spawn")[1] for _ in range(4)]
     for pid in children:
-        node.move(pid, stranger)
+        stranger.move(pid)
     lines = [f"process 0 compute {pid} {MIB}" for pid in (*children, bystander)]
     fake_driver.play(CARD, *lines)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
@@ -462,11 +463,11 @@ def test_too_many_of_them_are_summed_up_per_gpu(
 @needs_namespaces
 @needs_cgroups
 def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    pod = node.add(pod="bert-0", uuids=[GPU])
+    pod = node.container(pod="bert-0", uuids=[GPU])
     pid, host_pid = pod.attach()
-    node.move(host_pid, pod, id_=container_id())
+    pod.move(host_pid, id_=uuid.uuid4().hex * 2)
     fake_driver.play(
         CARD,
         SECOND,
@@ -486,7 +487,7 @@ def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
 @needs_namespaces
 @needs_cgroups
 def test_a_node_without_hami_has_the_drivers_sums_by_container(
-    node: GpuNode,
+    node: NodeScene,
     fake_driver: FakeDriver,
     sampler: NvmlSampler,
     tmp_path: Path,
@@ -495,12 +496,14 @@ def test_a_node_without_hami_has_the_drivers_sums_by_container(
     """Time slicing, an idle whole GPU, and a client of MPS; no directory of containers."""
     monkeypatch.setattr(roots, "DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr(roots, "run_bases", lambda _: [])
-    sliced, client, idle = (node.add(pod=each, file=False) for each in ("sliced", "client", "idle"))
+    sliced, client, idle = (
+        node.container(pod=each, region=False) for each in ("sliced", "client", "idle")
+    )
     children = [sliced.inside.child("spawn")[1] for _ in range(2)]
     for pid in children:
-        node.move(pid, sliced)
-    node.move(client.inside.host_pid, client)
-    node.move(idle.inside.host_pid, idle)
+        sliced.move(pid)
+    client.move(client.inside.host_pid)
+    idle.move(idle.inside.host_pid)
     shutil.rmtree(node.root)
     response = {"CUDA_MPS_PIPE_DIRECTORY": "/mps"}
     given = (
@@ -521,7 +524,7 @@ def test_a_node_without_hami_has_the_drivers_sums_by_container(
     links.mkdir()
     for name, each in (("sliced", sliced), ("client", client), ("idle", idle)):
         (links / f"{name}_research_main-{each.id}.log").touch()
-    with Node(names=NodeNames(node.logs, links), allocations=path) as opened:
+    with Node(names=NodeNames(node.pod_logs, links), allocations=path) as opened:
         exporter = NodeExporter(opened, sampler=sampler)
         found = parsed(exporter.render())
         page = exporter.page("").decode()

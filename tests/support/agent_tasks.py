@@ -1,4 +1,4 @@
-"""A node of a test's own: a directory of containers' directories, with regions in them."""
+"""Tasks of the agent on a node, what they say, and programs that write beside them."""
 
 import contextlib
 import os
@@ -8,13 +8,11 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typing_extensions import Self
 
 import libhamiregion
-from libhamiregion import Layout, create_region
 from libhamiregion.agent import Task
 from libhamiregion.node import Observation, Observer
 from libhamiregion.services.events import Event
@@ -26,34 +24,6 @@ MONITOR = f"vGPUmonitor-{uuid.uuid4().hex[:8]}"
 WRITER = Path(__file__).with_name("other_writer.py")
 # Last: an editable installation is not on the path, and a wheel's is already there.
 PACKAGES = str(Path(libhamiregion.__file__).parents[1])
-GPU, OTHER_GPU = (
-    "GPU-00000000-0000-0000-0000-000000000000",
-    "GPU-11111111-1111-1111-1111-111111111111",
-)
-
-
-class NodeScene:
-    """What stands below a root, and what is put there."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir(exist_ok=True)
-
-    def container(
-        self,
-        name: str,
-        *,
-        layout: Layout = Layout.V1_2,
-        pod_uid: str = "",
-        file_name: str = "usage.cache",
-        **spec: Any,
-    ) -> RegionFile:
-        """A container of a pod of its own, with a region on one GPU unless told otherwise."""
-        directory = self.root / f"{pod_uid or uuid.uuid4()}_{name}"
-        directory.mkdir()
-        path = directory / file_name
-        create_region(path, layout=layout, **{"uuids": [GPU], **spec})
-        return RegionFile(path, layout)
 
 
 def launch(file: RegionFile) -> None:
