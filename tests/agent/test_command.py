@@ -66,23 +66,6 @@ def test_with_metrics_sighup_reads_the_web_configuration_again(
     assert agent.end() == 0
 
 
-@pytest.mark.slow
-def test_signals_that_come_again_and_again_do_not_keep_it_from_giving_back(
-    scene: NodeScene, start: Callable[..., Agent]
-) -> None:
-    """`timeout` of coreutils signals its child, then its group; and people are impatient."""
-    files = [scene.container(f"low-{number}") for number in range(100)]
-    scene.container("urgent", priority=0).put("recent_kernel", 1_000_000)
-    agent = start("--feedback")
-    eventually(lambda: all(file.get("recent_kernel") == -1 for file in files))
-    while agent.process.poll() is None:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            agent.process.send_signal(number)
-    assert agent.wait() == 0, agent.said
-    assert {file.get("recent_kernel") for file in files} == {0}
-    assert agent.kinds()[-1] == "stopped"
-
-
 def test_killed_it_leaves_a_block_that_the_next_start_lifts(
     scene: NodeScene, start: Callable[..., Agent]
 ) -> None:

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.agent_tasks import Events, OtherWriter, launch, one_pass, stopping, values
@@ -15,7 +14,7 @@ from support.wait import PATIENCE_S
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict
 from libhamiregion.agent import feedback as feedback_module
-from libhamiregion.node import Container, Node
+from libhamiregion.node import Node
 
 LOW = (("b", 1), ("c", 1))
 
@@ -309,28 +308,3 @@ def test_one_bad_container_does_not_keep_the_others_from_their_turn(
             one_pass(task)
             assert (values(first), values(last)) == ((1, 0), (-1, 1))
         assert task.counters()["feedback_errors"] <= 1
-
-
-def test_a_failure_that_lasts_is_reported_seldom_and_its_end_once(
-    scene: NodeScene,
-    node: Node,
-    feedback: Feedback,
-    events: Events,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A region on a file system that has become read-only fails at each pass."""
-    file = scene.container("read-only")
-
-    def refused(_: Container) -> Any:
-        raise PermissionError(1, "Operation not permitted", str(file.path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(node, "open", refused)
-        for _ in range(9):
-            launch(file)
-            one_pass(feedback)
-    assert events.kinds() == ["failed"] * 4
-    assert f"written: {file.path}: Operation not permitted (8 times now)" in events[-1].message
-    assert feedback.counters()["feedback_errors"] == 9
-    one_pass(feedback)
-    assert events.kinds()[4:] == ["limiting_off", "recovered"]

@@ -1,12 +1,6 @@
 """The repair loop beside real processes of real pid namespaces."""
 
-import json
-import random
-import shutil
-import signal
-import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from support.agent_tasks import Events, one_pass
@@ -14,19 +8,13 @@ from support.containers import Container, Starter, needs_namespaces
 from support.lock_bytes import hold, is_free
 from support.node_scene import NodeScene
 from support.region_file import RegionFile
-from support.slot_bytes import LOCKABLE
-from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
-from libhamiregion.cli.service import ServiceLog
+from libhamiregion.agent import RepairLoop
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.node import Node, Observer
 from libhamiregion.observation.processes import ProcessView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = needs_namespaces
 
@@ -104,28 +92,6 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     assert len(events) == 3, "there is nothing left to do"
 
 
-@pytest.mark.slow
-def test_what_a_killed_process_leaves_is_repaired_within_30_s(
-    scene: NodeScene, start: Starter, loop: RepairLoop
-) -> None:
-    """Its lock and its memory, in the agent's own time."""
-    file = scene.container("a")
-    process = start()
-    process.tell("attach", file.path)
-    runner = TaskRunner(loop._observer, [loop])
-    runner.start()
-    try:
-        eventually(lambda: loop.counters()["repair_runs"] > 0)
-        for _ in range(2):
-            dead, _ = child(process, file)
-            eventually(lambda: dead in host_pids(file))  # noqa: B023
-            process.tell("kill", dead)
-            hold(file, dead)
-            eventually(lambda: not used(file) and is_free(file), within_s=32.0)
-    finally:
-        assert runner.stop() == ()
-
-
 def test_what_is_never_repaired_has_nobody_wait_for_it(
     scene: NodeScene, start: Starter, loop: RepairLoop
 ) -> None:
@@ -190,29 +156,6 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     eventually(lambda: (one_pass(loop), is_free(files[1]) and is_free(files[2]))[1])
 
 
-def test_a_container_that_refills_its_table_makes_few_and_short_lines(
-    scene: NodeScene, node: Node, start: Starter, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = scene.container("evil")
-    start().tell("attach", file.path)
-    loop = RepairLoop(Observer(node), emit=ServiceLog(as_json=True))
-    for number in range(8):
-        if number % 2 == 0:
-            file.put("proc_num", 1)
-        # Else behind those that have been emptied, which a bounded view shows first.
-        for pid in range(400):
-            file.add_process(100_000 + number * 1000 + pid, {0: MIB})
-        # One pass on a busy machine may have no time to prove all of them dead, and says so.
-        while loop.counters()["repair_dead_process_counted"] <= number:
-            one_pass(loop)
-    lines = capsys.readouterr().err.splitlines()
-    assert loop.counters()["repair_dead_process_counted"] == 8
-    # The 1st, 2nd, 4th and 8th time, and the host pid.
-    assert [json.loads(line)["event"] for line in lines].count("repaired") == 5
-    assert len(lines) < 20
-    assert max(map(len, lines)) < 500
-
-
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     scene: NodeScene, node: Node, start: Starter, events: Events
 ) -> None:
@@ -247,69 +190,3 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
                 one_pass(loop)
         one_pass(loop)
     assert [each.event for each in events] == ["hidden", "visible"]
-
-
-@pytest.mark.slow
-def test_it_mends_while_containers_come_and_go(
-    scene: NodeScene, node: Node, start: Starter, events: Events
-) -> None:
-    """Beside a feedback on the same node, while others are killed and their files break."""
-    steady = scene.container("steady")
-    process = start()
-    process.tell("attach", steady.path)
-    observer = Observer(node)
-    tasks = [RepairLoop(observer, emit=events.append), Feedback(node, emit=events.append)]
-    for task in tasks:
-        task.interval_s = 0.02
-    runner = TaskRunner(observer, tasks, emit=events.append)
-    failure: list[BaseException] = []
-
-    def come_and_go() -> None:
-        dice = random.Random(7)
-        harms: list[Callable[[RegionFile], object]] = [
-            lambda _: None,
-            lambda file: file.path.unlink(),
-            lambda file: file.resize(100),
-        ]
-        deadline, rounds = time.monotonic() + scaled(60.0), 0
-        try:
-            while time.monotonic() < deadline or rounds < 2:
-                rounds += 1
-                file = scene.container(f"c{rounds}", layout=dice.choice(LOCKABLE))
-                other = start()
-                other.tell("attach", file.path)
-                pids = [child(other, file)[0] for _ in range(3)]
-                for pid in pids[: dice.randrange(3)]:
-                    other.tell("kill", pid)
-                dice.choice(harms)(file)
-                if dice.random() < 0.5:
-                    other.process.send_signal(signal.SIGKILL)
-                other.end()
-                if dice.random() < 0.5:
-                    shutil.rmtree(file.path.parent)
-        except BaseException as error:  # noqa: BLE001
-            failure.append(error)
-
-    others = threading.Thread(target=come_and_go, daemon=True)
-    runner.start()
-    others.start()
-    try:
-        mended = 0
-        while others.is_alive() or mended < 3:
-            pid, host_pid = child(process, steady)
-            eventually(lambda: host_pids(steady).get(pid) == host_pid)  # noqa: B023
-            process.tell("kill", pid)
-            eventually(lambda: used(steady) == 0)
-            hold(steady, pid)
-            eventually(lambda: is_free(steady))
-            mended += 1
-        eventually(lambda: runner.counters()["feedback_runs"] > 10)
-    finally:
-        others.join()
-        assert runner.stop() == ()
-    assert not failure
-    counters = runner.counters()
-    # None of these processes is taken for another writer.
-    assert counters["feedback_pauses"] == counters["feedback_failures"] == 0
-    assert counters["repair_failures"] == 0
-    assert not [each for each in events if each.event == "failed" and each.container is None]

@@ -99,18 +99,6 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
     eventually(lambda: not mentions(tmp_path))
 
 
-@pytest.mark.slow
-def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
-    with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
-        wait_for_workers(process, tmp_path)
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-        process.wait(PATIENCE_S)
-    assert nothing_left(tmp_path)
-
-
 def kinds(text: str) -> list[list[str]]:
     """The rows of tables without what differs from time to time: figures and pids."""
     figure = re.compile(r"[0-9.]+(?:[KMG]iB|%|B)")
@@ -153,18 +141,6 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
         assert kinds(output) == kinds(table), f"README shows what {verb} prints"
     assert 'reason="no_file"' in text
     assert nothing_left(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_wrong_address_for_the_node_is_refused() -> None:
-    answer = call("demo", "--node", "--listen", "9394")
-    assert answer.returncode == 2
-    assert "'9394' is no address such as 127.0.0.1:9394" in answer.stderr
-    answer = call("demo", "--listen", ":9394")
-    assert (answer.returncode, answer.stderr.splitlines()[-1]) == (
-        2,
-        "Error: --listen and --json go with --node",
-    )
 
 
 def wait_for_workers(process: subprocess.Popen[str], directory: Path) -> None:

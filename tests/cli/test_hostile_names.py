@@ -175,25 +175,3 @@ def test_no_name_leads_to_another_file(scene: Scene) -> None:
     assert {each["reason"] for each in links} == {"not_a_region"}
     empty = [each for each in mine if each["pod_uid"].startswith("uid")]
     assert {each["reason"] for each in empty} == {"no_file"}
-
-
-# Quotes and braces, brackets that a pattern knows, and bytes that are no text. The others are here
-# printed as in the tables above, which have all of them.
-PATTERNS = {"quotes", "markup", "undecodable"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, id=kind, marks=() if kind in PATTERNS else pytest.mark.slow)
-        for kind, name in NAMES.items()
-    ],
-)
-def test_hostile_patterns_select_or_do_not(scene: Scene, name: str) -> None:
-    exact = re.sub(r"([\[?*])", r"[\1]", name)
-    answer = call(*scene.arguments("containers", "--json", "--pod", exact, "--container", exact))
-    found = json.loads(answer.stdout)["containers"]
-    assert [(each["pod_uid"], each["container"]) for each in found] == [(name, name)]
-    answer = call("ps", "--sort", name)
-    assert answer.returncode == 2
-    assert not STEERING.search(answer.stderr)

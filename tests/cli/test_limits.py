@@ -236,20 +236,6 @@ def test_a_limit_below_16_mib_needs_force(path: str) -> None:
     assert memory_limits(path)[0] == 8192
 
 
-def test_a_limit_that_is_printed_can_be_typed(path: str) -> None:
-    for typed in ("4.2GiB", "8152MiB", "8589934591B", "1.999g"):
-        words = ("limits", "set", path, "--device", "0", "--memory")
-        assert call(*words, typed).returncode == 0
-        there = memory_limits(path)[0]
-        shown = call("limits", "get", path, "--device", "0").stdout.split()[5]
-        assert (
-            call(*words, "1GiB").stdout.split("limit ")[1].split(" -> ")[0].replace(" ", "")
-            == shown
-        )
-        assert call(*words, shown).returncode == 0
-        assert memory_limits(path)[0] == there
-
-
 def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path: str) -> None:
     for words, value in ((("--memory", "6GiB"), "6GiB"), (("--memory", "unlimited"), "unlimited")):
         answer = call("limits", "set", path, *words)
@@ -362,16 +348,3 @@ def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
     assert [each.get("limit") for each in (a, b)] == [17 * GIB, 9 * GIB]
     # Lower, and still beyond the card.
     assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
-
-
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["done", "dry-run"])
-def test_limits_of_one_call_are_judged_together(
-    shared: tuple[PlanScene, SceneContainer, SceneContainer],
-    fake_driver: FakeDriver,
-    dry_run: tuple[str, ...],
-) -> None:
-    scene, a, b = shared
-    code, said = set_on_card(scene, fake_driver, "--all", "*", "--memory", "13GiB", *dry_run)
-    assert code == 3
-    assert said.startswith("Error: research/b/train: ")
-    assert [each.get("limit") for each in (a, b)] == [(8 if dry_run else 13) * GIB, 8 * GIB]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from support.command_line import call, interrupt, start
-from support.wait import PATIENCE_S
+from support.command_line import call
 
 import libhamiregion as hami
 
@@ -118,17 +117,6 @@ def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
     fields = [field.name for field in attrs.fields(hami.LockState)]
     assert list(answer) == ["schema", "path", "layout", *fields, "tools"]
     assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
-
-
-def test_watching_repeats_the_state_until_interrupted(path: str) -> None:
-    with holder(path), start("lock", "status", path, "--watch", "0.05", "--json") as process:
-        assert process.stdout is not None
-        first, second, third = (json.loads(process.stdout.readline()) for _ in range(3))
-        interrupt(process)
-        process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert first["held"]
-    assert first == second == third
 
 
 @pytest.mark.parametrize("golden", KILLED, ids=lambda path: path.name)

@@ -16,7 +16,6 @@ from fake_nvml.scenes import GPU, MIB
 from rich.console import Console
 from support.cli_scene import POD_LONG, Scene, table
 from support.command_line import (
-    COLOUR,
     ESCAPES,
     Terminal,
     interrupt,
@@ -39,18 +38,6 @@ pytestmark = needs_namespaces
 
 
 # ---- On a terminal ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> None:
-    for verb, words in (("ps", "escaped"), ("containers", "+1 dead")):
-        shown = scene.terminal(verb, "-o", "wide", "--namespace", "*", columns=124)
-        assert COLOUR.search(shown.screen)
-        assert max(len(line) for line in shown.text.splitlines()) <= 124
-        assert words in shown.text
-    plain = scene.terminal("ps", "--namespace", "*", env={"NO_COLOR": "1"})
-    assert "\x1b[" not in plain.screen, "neither colours nor bold"
-    assert "bert-0" in plain.text
 
 
 def place_of(scene: Scene) -> NodeChoice:

@@ -127,20 +127,6 @@ def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minut
     assert said["recorded_ratio"] < 0.001
 
 
-def test_last_month_is_a_whole_month_also_if_the_recording_began_in_it(tmp_path: Path) -> None:
-    today = dt.datetime.now(dt.timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-    last_day = today.replace(day=1) - dt.timedelta(days=1, hours=-12)
-    path = tmp_path / "month.db"
-    allocation = Allocation("research", "bert-0", "train", "uid", 0, "GPU-1")
-    with RecordingWriter(path, interval_s=1) as writer:
-        for second in range(15):
-            sample = Sample(2**30, memory_limit_bytes=2**33)
-            writer.write({allocation: sample}, at_ms=int(last_day.timestamp() + second) * 1000)
-    said = json.loads(call("report", "--from", path, "--since", "last-month", "--json").stdout)
-    assert said["since_ms"] < (last_day.timestamp() - 20 * 86_400) * 1000
-    assert said["recorded_ratio"] < 0.001
-
-
 def test_a_report_leaves_nothing_beside_a_closed_recording(minute: str, tmp_path: Path) -> None:
     there = set(tmp_path.iterdir())
     before = Path(minute).read_bytes()

@@ -202,31 +202,6 @@ def test_no_line_is_longer_than_the_terminal(path: str) -> None:
         assert columns < 60 or UUID in text
 
 
-# ---- Hostile names ------------------------------------------------------------------------------
-
-HOSTILE = "\x1b]0;owned\x07\x1b[31m\n[bold red]x\u202e\x9b2J.cache"
-
-
-@pytest.mark.slow(keep=4)
-@pytest.mark.parametrize("exists", [True, False], ids=["region", "missing"])
-@pytest.mark.parametrize("raw", [b"", b"\xff"], ids=["text", "undecodable"])
-def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, raw: bytes) -> None:
-    path = os.fsdecode(os.fsencode(tmp_path / HOSTILE) + raw)
-    if exists:
-        hami.create_region(path, memory_limits=(GIB,))
-    with Terminal("show", path, columns=200) as terminal:
-        assert terminal.wait() == (0 if exists else 1)
-        seen = terminal.screen
-    piped = run("show", path)
-    usage = run("show", path, path)
-    assert usage.returncode == 2
-    for shown in (seen, piped.stdout, piped.stderr, usage.stderr):
-        for steering in ("\x1b]0", "\x07", "\x9b", "\u202e"):
-            assert steering not in shown
-    assert r"\x1b]0;owned\x07\x1b[31m\n[bold red]x\u202e\x9b2J.cache" in seen
-    assert "\x1b" not in piped.stdout + piped.stderr + usage.stderr
-
-
 # ---- Broken files -------------------------------------------------------------------------------
 
 
@@ -247,16 +222,6 @@ def test_an_ambiguous_region_can_be_named(tmp_path: Path) -> None:
 
 
 # ---- Again and again ----------------------------------------------------------------------------
-
-
-def test_watching_in_a_pipe_repeats_and_ends_well_by_ctrl_c(path: str) -> None:
-    with start("show", path, "--watch", "0.05", "--json") as process:
-        assert process.stdout is not None
-        ticks = [json.loads(process.stdout.readline()) for _ in range(2)]
-        interrupt(process)
-        _, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, errors) == (0, "")
-    assert ticks[0]["taken_at_ns"] < ticks[1]["taken_at_ns"]
 
 
 def test_watching_on_a_terminal_repaints_in_place_until_ctrl_c(path: str) -> None:

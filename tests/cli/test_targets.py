@@ -143,19 +143,3 @@ def test_a_local_file_is_never_taken_for_a_pod(
         code, out, _ = asked(fake, "limits", "get", text, "--json")
         assert code == 0
         assert json.loads(out)["devices"][0]["memory_limit_bytes"] == expected
-
-
-def test_each_verb_about_a_region_takes_a_pod(fake: FakeNode) -> None:
-    for words in (
-        ("show", "whisper-0"),
-        ("limits", "get", "whisper-0"),
-        ("reap", "whisper-0"),
-        ("lock", "status", "whisper-0"),
-        ("lock", "recover", "whisper-0", "--dry-run"),
-    ):
-        code, out, err = asked(fake, *words)
-        assert (code, err) == (0, ""), words
-        assert out
-    for verb in ("suspend", "resume"):
-        code, _, err = asked(fake, verb, "whisper-0", "4194303")
-        assert (code, "4194303" in err) == (1, True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import itertools
 import os
 import random
 import shutil
@@ -20,7 +19,6 @@ from support.containers import Container, needs_namespaces
 from support.doctor_node import DoctorNode
 from support.hostile_processes import MAP_DELETED
 from support.node_scene import SceneContainer
-from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
 
@@ -173,68 +171,6 @@ def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
 
 
 # ---- What changes while it is diagnosed and repaired --------------------------------------------
-
-
-SCRIBBLE = """
-import os, random, struct
-chance = random.Random(seed)
-descriptor = os.open(path, os.O_RDWR)
-content = os.pread(descriptor, size, 0)
-while True:
-    for _ in range(chance.randint(1, 6)):
-        at = chance.choice(offsets) if chance.random() < 0.9 else chance.randrange(size - 8)
-        random_bytes = chance.randbytes(8)
-        value = struct.pack("<q", chance.choice((0, 1, -1, 17, 1024, 1 << 31, -1 << 31, -1 << 63)))
-        os.pwrite(descriptor, chance.choice((value, random_bytes)), at)
-    if chance.random() < 0.4:
-        os.pwrite(descriptor, content, 0)
-    if chance.random() < 0.02:
-        os.truncate(descriptor, chance.choice((0, 100, size // 2, size + 4096)))
-        os.pwrite(descriptor, content, 0)
-"""
-
-
-@needs_namespaces
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
-    seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
-) -> None:
-    hostile, honest = doctor_node.container(layout=layout), doctor_node.container(layout=layout)
-    inside = honest.start(host_pid=False)
-    hostile.start()
-    fields = [
-        locate(layout, field, slot=slot)[0]
-        for field, at in layout.offsets.items()
-        if at is not None and field.startswith(("slot_pid", "slot_hostpid", "slot_status"))
-        for slot in range(4)
-    ]
-    fields += [
-        at
-        for field, at in layout.offsets.items()
-        if at is not None and not field.startswith(("slot_", "procs"))
-    ]
-    scribbler = actor()
-    scribbler.start(
-        "evaluate",
-        SCRIBBLE,
-        path=str(hostile.path),
-        offsets=[0, 4, 8, *fields],
-        size=layout.size_bytes,
-        seed=seed,
-    )
-    seen: set[FindingKind] = set()
-    for number in itertools.count():
-        # What is scribbled when is chance: so on, until more than one kind was seen.
-        if number >= scaled(1_000) and len(seen) > 1:
-            break
-        found = doctor_node.findings(settle_s=0)
-        seen.update(each.kind for each in found)
-        assert all(each.paragraph.isprintable() for each in found)
-        done = repair(doctor_node.node, found, timeout_s=0.05, lock_watch_s=0)
-        assert all(each.error is None or each.error.isprintable() for each in done)
-    assert not scribbler.is_done()
-    assert honest.host_pids() == {1: inside.host_pid}
 
 
 def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +15,8 @@ from support.command_line import call
 from support.exporter_process import ExporterProcess, environment, exporter_process, once, run
 from support.exposition import parsed
 from support.node_scene import NodeScene
-from support.scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
-from support.wait import PATIENCE_S, eventually
+from support.scrapers import Scraper, ask
+from support.wait import PATIENCE_S
 
 from libhamiregion.exporter import MetricsServer
 from libhamiregion.node import Observer
@@ -91,53 +89,6 @@ def test_it_does_not_load_what_it_does_not_need(exporter: ExporterProcess) -> No
     assert "_bcrypt" not in maps
     assert "_sqlite3" not in maps
     assert "pydantic" not in maps
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
-    files: NodeScene, number: signal.Signals
-) -> None:
-    with exporter_process(*arguments(files)) as process:
-        process.wait_until_ready()
-        with connect(process.url) as idle, connect(process.url) as asking:
-            asking.sendall(GOOD_REQUEST)
-            process.process.send_signal(number)
-            answer = read_to_end(asking)
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            head, _, body = answer.partition(b"\r\n\r\n")
-            assert b"content-length: %d\r\n" % len(body) in head.lower() + b"\r\n"
-            assert idle.recv(1) == b""
-        assert process.process.wait(PATIENCE_S) == 0
-        assert process.log.endswith("ended in order\n")
-        assert "Traceback" not in process.log
-
-
-def test_a_new_container_shows_without_a_restart(tmp_path: Path) -> None:
-    files = NodeScene(tmp_path)
-    with exporter_process(*arguments(files)) as process:
-        process.wait_until_ready()
-        assert not parsed(ask(process.url).body).series(LIMIT)
-        files.container(pod="new", uuids=[UUID], memory_limits=["1GiB"])
-        eventually(lambda: parsed(ask(process.url).body).series(LIMIT, pod="new"))
-
-
-def test_before_the_root_is_there_it_is_not_ready_and_then_it_is(tmp_path: Path) -> None:
-    (tmp_path / "later").mkdir()
-    files = NodeScene(tmp_path / "later")
-    files.root.rename(tmp_path / "away")
-    with exporter_process(*arguments(files)) as process:
-        eventually(lambda: "No such file" in ask(process.url, "/readyz").text)
-        assert ask(process.url, "/healthz").status == 200
-        assert ask(process.url).status == 200
-        (tmp_path / "away").rename(files.root)
-        # A scrape observes what is older than 1 s, a probe what is older than 30 s.
-        eventually(
-            lambda: (
-                ask(process.url, "/metrics").status == 200
-                and ask(process.url, "/readyz").status == 200
-            )
-        )
 
 
 def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None:
@@ -240,18 +191,3 @@ def test_its_log_can_be_json(files: NodeScene) -> None:
     assert [set(line) for line in lines] == [keys] * len(lines)
     assert lines[-1]["message"] == "ended in order"
     assert abs(lines[0]["time_s"] - time.time()) < 600
-
-
-def test_it_writes_nothing_into_the_node(files: NodeScene) -> None:
-    def state() -> list[tuple[str, int, bytes]]:
-        found = []
-        for directory, _, names in os.walk(files.root):
-            for name in names:
-                path = f"{directory}/{name}"
-                with open(path, "rb") as file:  # noqa: PTH123
-                    found.append((path, os.stat(path).st_mtime_ns, file.read()))  # noqa: PTH116
-        return found
-
-    before = state()
-    assert once(*arguments(files)).returncode == 0
-    assert state() == before

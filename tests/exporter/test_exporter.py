@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from support.actors import Actor
 from support.exposition import Exposition, exporter_of, parsed, scrape
 from support.node_scene import NodeScene
 from support.region_file import RegionFile, truncate
-from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
@@ -348,61 +346,6 @@ def test_the_node_has_the_name_of_the_environment_or_the_hosts(
         assert seen.node_name == "worker-3"
         assert "worker-3" in NodeExporter(node).page().decode()
         assert "mine" in NodeExporter(node, node_name="mine").page().decode()
-
-
-def disturb(files: NodeScene, number: int) -> None:
-    """A container comes, and its file is emptied, cut, replaced or scribbled over; then it goes."""
-    path = files.container(pod=f"pod-{number}", uuids=[UUID]).path
-    what = number % 5
-    if what == 0:
-        truncate(path, 0)
-    elif what == 1:
-        truncate(path, 1000)
-    elif what == 2:
-        path.unlink()
-        create_region(path, uuids=[UUID], layout=Layout.UNVERSIONED)
-    elif what == 3:
-        RegionFile(path, Layout.V1_2).put("proc_num", 1 << 20)
-    time.sleep(0.002 * (number % 7))
-    shutil.rmtree(path.parent)
-
-
-@pytest.mark.parametrize(
-    "for_s", [1.0, pytest.param(scaled(120.0), marks=pytest.mark.slow)], ids=["short", "minutes"]
-)
-def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
-    tmp_path: Path, for_s: float
-) -> None:
-    files = NodeScene(tmp_path)
-    files.container(pod="stays", uuids=[UUID], memory_limits=["1GiB"])
-    failures: list[BaseException] = []
-    done = threading.Event()
-
-    def render(exporter: NodeExporter) -> None:
-        try:
-            while not done.is_set():
-                assert parsed(exporter.render()).value(LIMIT, pod="stays") == 1 << 30
-        except BaseException as failure:  # noqa: BLE001
-            failures.append(failure)
-
-    with (
-        files.open() as node,
-    ):
-        exporter = exporter_of(node, collectors=None)
-        threads = [threading.Thread(target=render, args=(exporter,), daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        deadline_s = time.monotonic() + for_s
-        number = 0
-        while time.monotonic() < deadline_s and not failures:
-            number += 1
-            disturb(files, number)
-        done.set()
-        for thread in threads:
-            thread.join()
-        errors = parsed(exporter.render()).series("hamiregion_errors_total")
-    assert failures == []
-    assert set(errors.values()) == {0}
 
 
 def test_health_is_bad_if_an_observation_does_not_return(

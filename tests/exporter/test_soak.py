@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
-import shutil
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from support.exporter_process import ExporterProcess, exporter_process
 from support.exposition import parsed
 from support.node_scene import NodeScene
-from support.region_file import patch, truncate
-from support.scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
+from support.scrapers import Scraper, ask, descriptors, resident_bytes
 from support.stress import scaled
-from support.wait import eventually, goes_on
-
-from libhamiregion import create_region
+from support.wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
-LIMIT = "hami_vgpu_memory_limit_bytes"
 USED = "hami_vgpu_memory_used_bytes"
-MISSING = "hamiregion_container_missing_info"
 GIB = 1 << 30
 MIB = 1 << 20
 QUICKLY = ("--resync-interval", "never")
-ELSEWHERE = b"somebody else's\n" * 100
-STABLE = 6
-VICTIMS = 6
 
 
 @contextlib.contextmanager
@@ -45,128 +32,6 @@ def exporting(files: NodeScene) -> Iterator[ExporterProcess]:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log
-
-
-class Trouble:
-    """Containers that come, go, restart, and truncate and corrupt their files, at random."""
-
-    def __init__(self, files: NodeScene, seed: int) -> None:
-        self.files = files
-        self.random = random.Random(seed)
-        # What the containers' links lead to: a file of somebody else, which nobody may touch.
-        self.elsewhere = files.root.parent / "elsewhere"
-        self.elsewhere.write_bytes(ELSEWHERE)
-        self.paths = [self._made(number) for number in range(VICTIMS)]
-        self.deeds = 0
-
-    def _made(self, number: int) -> Path:
-        return self.files.container(
-            pod=f"victim-{number}", uuids=[UUID], memory_limits=["1GiB"]
-        ).path
-
-    def do(self) -> None:
-        """One deed; whatever stands there already may make it impossible."""
-        self.deeds += 1
-        number = self.random.randrange(VICTIMS)
-        deed = self.random.choice(
-            (self._truncate, self._corrupt, self._restart, self._go, self._obstruct, self._empty)
-        )
-        with contextlib.suppress(OSError, ValueError):
-            deed(number)
-
-    def _truncate(self, number: int) -> None:
-        size = self.paths[number].lstat().st_size
-        truncate(self.paths[number], self.random.randrange(size + 10_000))
-
-    def _corrupt(self, number: int) -> None:
-        for _ in range(self.random.randrange(1, 50)):
-            # Most of what decides anything is at the beginning.
-            offset = self.random.randrange(self.random.choice((64, 4096, 1 << 20)))
-            patch(self.paths[number], offset, self.random.randbytes(self.random.randrange(1, 64)))
-
-    def _restart(self, number: int) -> None:
-        path = self.paths[number]
-        self._remove(path)
-        create_region(path, uuids=[UUID], memory_limits=["1GiB"])
-
-    def _go(self, number: int) -> None:
-        shutil.rmtree(self.paths[number].parent)
-        self.paths[number] = self._made(number)
-
-    def _obstruct(self, number: int) -> None:
-        path = self.paths[number]
-        self._remove(path)
-        kind = self.random.randrange(3)
-        if kind == 0:
-            path.mkdir()
-        elif kind == 1:
-            path.symlink_to(self.elsewhere)
-        else:
-            os.mkfifo(path)
-
-    def _empty(self, number: int) -> None:
-        self._remove(self.paths[number])
-
-    @staticmethod
-    def _remove(path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-
-
-def check_stable(scraper: Scraper) -> None:
-    reply = scraper.scrape()
-    assert reply.status == 200
-    found = parsed(reply.body)
-    limits = {
-        dict(labels)["pod"]: value
-        for labels, value in found.series(LIMIT).items()
-        if dict(labels)["pod"].startswith("stable-")
-    }
-    assert limits == {f"stable-{number}": (number + 1) * GIB for number in range(STABLE)}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
-    files = NodeScene(tmp_path)
-    for number in range(STABLE):
-        files.container(pod=f"stable-{number}", uuids=[UUID], memory_limits=[(number + 1) * GIB])
-    trouble = Trouble(files, seed=7)
-    with exporting(files) as process, Scraper(process.url) as scraper:
-        check_stable(scraper)
-        before = descriptors(process.pid)
-        stop = threading.Event()
-
-        def make_trouble(_: int) -> None:
-            while not stop.wait(0.02):
-                trouble.do()
-
-        with in_threads(1, make_trouble) as threads:
-            try:
-                began_s = time.monotonic()
-                while goes_on(began_s, scaled(180.0, 4.0), is_enough=trouble.deeds > 5):
-                    check_stable(scraper)
-            finally:
-                stop.set()
-        assert threads.failures == []
-        assert trouble.deeds > 5
-        assert trouble.elsewhere.read_bytes() == ELSEWHERE
-        for number in range(VICTIMS):
-            trouble._restart(number)
-        broken = trouble.paths[0]
-        truncate(broken, 1000)
-
-        def settled() -> bool:
-            found = parsed(ask(process.url).body)
-            shown = {dict(labels)["pod"] for labels in found.series(LIMIT)}
-            reasons = {dict(labels)["pod"] for labels in found.series(MISSING)}
-            healthy = {f"victim-{number}" for number in range(1, VICTIMS)}
-            return healthy <= shown and "victim-0" in reasons and "victim-0" not in shown
-
-        eventually(settled)
-        eventually(lambda: descriptors(process.pid) <= before + 2)
 
 
 def shows(process: ExporterProcess, used: int, **labels: str) -> Callable[[], bool]:
@@ -219,28 +84,3 @@ def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
     memory, files = scrape_for_long(tmp_path, 128, scaled(5_760), 300)
     assert memory < 4 * MIB
     assert files <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
-    files = NodeScene(tmp_path)
-    for number in range(64):
-        files.container(pod=f"train-{number}", uuids=[UUID] * 4, memory_limits=["8GiB"] * 4)
-    with exporting(files) as process:
-        with Scraper(process.url) as scraper:
-            for _ in range(50):
-                assert scraper.scrape().status == 200
-        before = resident_bytes(process.pid), descriptors(process.pid)
-        ends = time.monotonic() + scaled(120.0)
-
-        def scrape(_: int) -> None:
-            with Scraper(process.url) as scraper:
-                while time.monotonic() < ends:
-                    assert scraper.scrape().status == 200
-
-        with Crowd(process.url, each=3), in_threads(10, scrape, 300.0) as threads:
-            pass
-        assert threads.failures == []
-        eventually(lambda: descriptors(process.pid) <= before[1] + 1)
-        assert resident_bytes(process.pid) - before[0] < 16 * MIB

@@ -7,15 +7,12 @@ import json
 import os
 import re
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +21,13 @@ import yaml
 from support.containers import Starter
 from support.exposition import parsed
 from support.node_scene import NodeScene
-from support.region_file import RegionFile, truncate
+from support.region_file import RegionFile
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
-from libhamiregion import Layout, Region, create_region, open_region
+from libhamiregion import create_region, open_region
 
 GIB = 2**30
-# How often each of four clients asks a server while containers come and go.
-ASKED = 100
 # Above every pid that Linux gives.
 DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -202,54 +197,14 @@ def test_a_conflict_in_one_container_leaves_the_others_shrunk(
     assert limits(first, touched, last) == [8, 5, 8]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [(os, "fdopen", 1), (os, "link", 1), (Region, "edit_limits", 8)],
-    ids=["before the undo plan", "before its name", "between two containers"],
-)
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_night_job_that_was_killed_is_completed_or_undone(
-    night: Night, owner: Any, name: str, call: int, goes_on: bool
-) -> None:
-    regions = [night.idle(name) for name in "abc"]
-
-    def killed(verb: str) -> None:
-        pid = os.fork()
-        if pid == 0:
-            original, calls = getattr(owner, name), itertools.count(1)
-
-            def dies(*args: Any, **options: Any) -> Any:
-                if next(calls) == call:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return original(*args, **options)
-
-            setattr(owner, name, dies)
-            try:
-                night.run(verb)
-            finally:
-                os._exit(1)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-
-    killed("shrink")
-    if goes_on:
-        assert night.run("shrink").returncode == 0
-        assert limits(*regions) == [1, 1, 1]
-        killed("restore")
-    assert night.run("restore").returncode == 0
-    assert limits(*regions) == [8, 8, 8]
-    assert night.undo_plans() == 0
-
-
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
     tmp_path: Path,
 ) -> None:
     files = NodeScene(tmp_path)
     ours, touched, other = (
-        RegionFile(files.container(pod=pod, region=False).directory / "usage.cache", Layout.V1_2)
+        files.container(pod=pod, memory_limits=["10GiB"], uuids=["GPU-1"])
         for pod in ("job-1", "job-2", "other")
     )
-    for region in (ours, touched, other):
-        create_region(region.path, memory_limits=["10GiB"], uuids=["GPU-1"])
     saved = tmp_path / "changes.json"
     where = ("--root", files.root, "--pod-logs", files.pod_logs)
     scale = ("scale.py", "80%", *where, "--pod", "job-*")
@@ -378,50 +333,6 @@ def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> 
     assert containers["train"]["layout"] == "1.2"
     assert "error" in containers["broken"]
     assert set(found.series("hami_vgpu_memory_limit_bytes").values()) == {6 * GIB}
-
-
-@pytest.mark.slow
-def test_a_fastapi_application_answers_while_containers_come_and_go(tmp_path: Path) -> None:
-    files = NodeScene(tmp_path)
-    add_region(files, "steady", "6GiB")
-    kept = tmp_path / "kept.cache"
-    create_region(kept, memory_limits=["1GiB"], uuids=["GPU-1"])
-    directories = [
-        files.container(f"churn-{number}", region=False).directory for number in range(8)
-    ]
-    ends = threading.Event()
-
-    def churn() -> None:
-        for number in itertools.count():
-            directory = directories[number % len(directories)]
-            if number % 3 == 0:
-                shutil.rmtree(directory, ignore_errors=True)
-                directory.mkdir()
-            new = directory / "new"
-            shutil.copyfile(kept, new)
-            new.rename(directory / "usage.cache")
-            if number % 5 == 0:
-                truncate(directory / "usage.cache", 4096)
-            if ends.is_set():
-                return
-
-    def ask(address: str) -> int:
-        """Ask until all are asked; returns how often the steady container was there."""
-        return sum(
-            "steady" in [each["container"] for each in json.loads(fetched(address, "containers"))]
-            and b"hami_vgpu_memory_limit_bytes" in fetched(address, "metrics")
-            for _ in range(ASKED)
-        )
-
-    with fastapi_application(files.root) as address, ThreadPoolExecutor(5) as pool:
-        churning = pool.submit(churn)
-        try:
-            # An answer of 500 raises.
-            seen = [*pool.map(ask, [address] * 4)]
-        finally:
-            ends.set()
-            churning.result()
-    assert seen == [ASKED] * 4
 
 
 # ---- The notebook --------------------------------------------------------------------------------

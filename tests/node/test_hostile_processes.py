@@ -1,9 +1,5 @@
 """A container makes its own processes expensive to read, or impossible: nobody else notices."""
 
-import os
-import re
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,19 +7,15 @@ from pathlib import Path
 
 import pytest
 from support.actors import MakeActor, map_libvgpu
-from support.agent_process import Agent, agents, busy_and_waiting
+from support.agent_process import Agent, agents
 from support.containers import container_with
-from support.exporter_process import ExporterProcess, exporter_process
-from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from support.hostile_processes import MOST_MAPPINGS, locked_process, mapping_storm
 from support.node_scene import NodeScene
 from support.own_cgroups import (
     cgroup_of_pod,
-    container_memory,
-    highest_resident_bytes,
     needs_cgroups,
 )
 from support.region_file import RegionFile
-from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import RegionStale, open_region
@@ -43,39 +35,12 @@ pytestmark = pytest.mark.slow
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
-# A look at the node may take a third of this, however slow the machine is.
-SLOW = {**os.environ, "TEST_STUCK_AFTER_S": "600"}
 
 
 @pytest.fixture
 def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     with agents(scene, tmp_path) as starter:
         yield starter
-
-
-def pod_of(region: RegionFile) -> str:
-    return region.path.parent.name.partition("_")[0]
-
-
-def processor_s(pid: int) -> float:
-    """The processor time of a process, all its threads together."""
-    # The clock of another process, as clock_getcpuclockid() gives it.
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def watch(agent: Agent, urgent: RegionFile, low: RegionFile) -> None:
-    """Have the agent do ten passes, in each of which the low one stays blocked."""
-    from_here = urgent.get("recent_kernel")
-    spent_s = processor_s(agent.process.pid)
-    deadline_s = time.monotonic() + 10 * PATIENCE_S
-    while urgent.get("recent_kernel") > from_here - 10:
-        assert low.get("recent_kernel") == -1
-        assert agent.process.poll() is None, agent.log.read_text()
-        assert time.monotonic() < deadline_s, agent.log.read_text()
-        time.sleep(0.01)
-    assert not {"paused", "stuck"} & set(agent.kinds())
-    # Ten passes of at most two seconds. Without that bound, each pass takes many seconds.
-    assert processor_s(agent.process.pid) - spent_s < 10 * 2.0 + 2.0
 
 
 # ---- Expensive ----------------------------------------------------------------------------------
@@ -135,29 +100,6 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         assert found.host_pids == {late.pid: late.pid_here}
 
 
-# Without shares, each pass would take 0.03 to 0.1 s for each process.
-@pytest.mark.timeout(12 * PATIENCE_S)
-@needs_cgroups
-def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
-) -> None:
-    urgent, low = busy_and_waiting(scene)
-    with cgroup_of_pod(pod_of(low), CONTAINER_ID) as cgroup:
-        agent = start("--feedback", "--repair", env=SLOW)
-        agent.wait_for("blocked")
-        with mapping_storm(
-            tmp_path,
-            cgroup,
-            "shared",
-            processes=400,
-            lifetime_ms=8000,
-            mappings=MOST_MAPPINGS,
-        ):
-            watch(agent, urgent, low)
-        assert highest_resident_bytes(agent.process.pid) < 100 * MIB
-        assert agent.end() == 0, agent.said
-
-
 @pytest.fixture
 def honest(scene: NodeScene, actor: MakeActor) -> RegionFile:
     """A container with one process, whose figures are to be exported."""
@@ -166,70 +108,6 @@ def honest(scene: NodeScene, actor: MakeActor) -> RegionFile:
     process("attach")
     file.put("slot_used.total", 640 * MIB)
     return file
-
-
-def is_exported(exporter: ExporterProcess, honest: RegionFile) -> bool:
-    """Whether the exporter tells of the honest container's process what it uses."""
-    assert exporter.process.poll() is None, exporter.log
-    metrics = ask(exporter.url, "/metrics").text
-    assert re.search(
-        rf"hami_vgpu_memory_used_bytes.*{pod_of(honest)}.* {640 * MIB}$", metrics, re.MULTILINE
-    )
-    rows = re.findall(r"^hamiregion_process_memory_used_bytes\{.* (\S+)$", metrics, re.MULTILINE)
-    return [float(each) for each in rows] == [640 * MIB]
-
-
-# The first look is the longest: without shares it takes 0.03 to 0.1 s for each process.
-@pytest.mark.timeout(12 * PATIENCE_S)
-@needs_cgroups
-def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
-    scene: NodeScene, honest: RegionFile, tmp_path: Path
-) -> None:
-    hostile = scene.container("hostile")
-    with (
-        container_memory() as inside,
-        cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
-        mapping_storm(
-            tmp_path,
-            cgroup,
-            "shared",
-            processes=400,
-            lifetime_ms=8000,
-            mappings=MOST_MAPPINGS,
-        ),
-        exporter_process("--root", scene.root, inside=inside) as exporter,
-    ):
-        exporter.wait_until_ready()
-        eventually(lambda: is_exported(exporter, honest))
-        assert processor_s(exporter.pid) < 10.0
-        assert highest_resident_bytes(exporter.pid) < 100 * MIB
-        assert exporter.stop() == 0, exporter.log
-
-
-@pytest.mark.timeout(12 * PATIENCE_S)
-@needs_cgroups
-def test_mappings_of_long_paths_do_not_fill_the_exporters_memory(
-    scene: NodeScene, honest: RegionFile, tmp_path: Path
-) -> None:
-    hostile = scene.container("hostile")
-    with (
-        container_memory() as inside,
-        cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
-        mapping_storm(
-            tmp_path,
-            cgroup,
-            "forked",
-            processes=16,
-            lifetime_ms=500,
-            mappings=9_500,
-            file=deep_file(tmp_path, 3_400),
-        ),
-        exporter_process("--root", scene.root, inside=inside) as exporter,
-    ):
-        exporter.wait_until_ready()
-        eventually(lambda: is_exported(exporter, honest))
-        assert highest_resident_bytes(exporter.pid) < 100 * MIB
-        assert exporter.stop() == 0, exporter.log
 
 
 # ---- Impossible ---------------------------------------------------------------------------------
@@ -300,30 +178,6 @@ def test_what_is_known_of_a_program_ends_when_it_calls_exec(
 
     eventually(is_another_program)
     assert table.view.has_libvgpu(found) is False
-
-
-def test_every_verb_answers_beside_a_process_that_nobody_can_read(
-    scene: NodeScene, start: Callable[..., Agent], locked: int
-) -> None:
-    assert locked
-    busy_and_waiting(scene)
-    for verb in ("ps", "containers", "doctor"):
-        done = subprocess.run(
-            [sys.executable, "-m", "libhamiregion", verb, "--root", str(scene.root), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * PATIENCE_S,
-        )
-        assert done.returncode in {0, 3}, done.stderr
-        assert "does not end" in done.stdout, "the gap"
-    with exporter_process("--root", str(scene.root)) as exporter:
-        exporter.wait_until_ready()
-        assert b"hami_vgpu_memory_limit_bytes{" in ask(exporter.url, "/metrics").body
-    agent = start("--feedback", "--repair")
-    agent.wait_for("blocked")
-    assert agent.end() == 0, agent.said
-    assert "stuck" not in agent.kinds()
 
 
 def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_opens_it(

@@ -1,7 +1,6 @@
 """What different views of /proc show, and what they prove."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from support.containers import (
     needs_namespaces,
     states,
 )
-from support.forked import in_child, unprivileged
+from support.forked import unprivileged
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
@@ -231,20 +230,3 @@ def test_a_refresh_leaves_no_descriptor_open() -> None:
         table.refresh()
     # Threads of other tests may be at work.
     eventually(lambda: descriptors() <= before)
-
-
-def test_without_descriptors_a_refresh_fails_and_the_table_stays() -> None:
-    def work() -> tuple[bool, bool]:
-        table = ProcessTable()
-        table.refresh()
-        before = list(table.view)
-        lowest = os.open("/dev/null", os.O_RDONLY)
-        # Room for /proc itself and nothing more.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, lowest + 1))
-        try:
-            table.refresh()
-        except OSError:
-            return True, list(table.view) == before
-        return False, False
-
-    assert in_child(work) == (True, True)

@@ -1,10 +1,7 @@
 """Limits by plan under kill -9: applying again, or the undo plan, completes every container."""
 
-import itertools
 import os
-import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +9,6 @@ from typing import Any, NoReturn
 import pytest
 from support.node_scene import GIB, SceneContainer
 from support.plan_scene import PlanScene, plan, plan_yaml
-from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, Region
@@ -221,64 +217,6 @@ def test_a_keeper_that_is_killed_makes_room_for_the_next(scene: PlanScene, victi
         watcher = PlanReconciler(node, [PlanFile(path)], scene.state)
         watcher.start()
         watcher.stop()
-
-
-def rounds(scene: PlanScene, victim: Victim, kills: int, pause_s: float | None = None) -> int:
-    """Kill a process that applies two plans in turn, again and again; how often a mix was left.
-
-    Args:
-        pause_s: Between two stores of a container, so that this moment is hit; None leaves the
-            stores as they are, some 100 ns.
-    """
-    region = scene.container()
-    put_into_effect(scene, OLD)
-    (old,), (new,) = both(scene, [region])
-    mixed = 0
-    chance = random.Random(9394)
-    begun = scene.directory / "begun"
-
-    def work() -> None:
-        if pause_s is not None:
-            # From the first store on: what comes before it may take long on a busy machine.
-            def pause(for_s: float = pause_s) -> None:
-                begun.touch()
-                time.sleep(for_s)
-
-            tear_apart(pause)
-        with scene.node() as node:
-            if pause_s is None:
-                begun.touch()
-            while True:
-                for wanted in (NEW, OLD):
-                    apply_diff(node, diff_plan(node, wanted), state=scene.state)
-
-    for number in itertools.count():
-        # Where none was at work on a busy machine, another is killed.
-        if number >= kills and (mixed or pause_s is None or number >= 10 * kills):
-            break
-        begun.unlink(missing_ok=True)
-        pid = victim(work)
-        eventually(begun.exists)
-        time.sleep(chance.random() * 0.03)  # a moment that nobody has chosen
-        kill(pid)
-        mixed += region.limits() not in (old, new)
-        wanted, limits = ((OLD, old), (NEW, new))[number % 2]
-        put_into_effect(scene, wanted)
-        assert region.limits() == limits
-    return mixed
-
-
-def test_killed_at_random_moments_the_next_apply_completes_the_container(
-    scene: PlanScene, victim: Victim
-) -> None:
-    assert rounds(scene, victim, 12, 0.01) > 0, "the moments were not chosen well"
-
-
-@pytest.mark.slow
-def test_thousands_of_kills(scene: PlanScene, victim: Victim) -> None:
-    kills = scaled(2_000)
-    mixed = rounds(scene, victim, kills)
-    print(f"mixtures in {kills} kills, before anybody called again: {mixed}")
 
 
 @pytest.mark.parametrize("call", ["fdopen", "fsync", "link"])

@@ -18,7 +18,6 @@ pytest.importorskip("urllib3", reason="needs the extra kubernetes")
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b%02x"
 SIX = {"hamiregion.io/memory-limit": "6GiB"}
-RETURN_S = 4.0
 
 Watch = Callable[..., NodePods]
 
@@ -210,32 +209,6 @@ def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
 
 
 # ---- a server that comes and goes ----
-
-
-@pytest.mark.slow
-def test_a_server_that_restarts_again_and_again_is_right_within_4_s_each_time(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It refuses everybody at first, and has forgotten what was before."""
-    pods = started(watch(first_pause_s=0.5), api)
-    wait = pods._stopping.wait
-    pauses: list[float] = []
-
-    def pause(for_s: float) -> bool:
-        if not api.refusals:
-            pauses.append(for_s)
-        return wait(for_s)
-
-    monkeypatch.setattr(pods._stopping, "wait", pause)
-    for number in range(5):
-        pauses.clear()
-        api.restart(refused=2)
-        api.put(f"bert-{number}", UID % number, SIX)
-        eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
-        eventually(lambda: api.open_watches and pods.error is None)
-        # From when on it lets everybody in again.
-        assert 0 < sum(pauses) < RETURN_S
-    assert len(api.lists) <= 1 + 5
 
 
 def test_an_outage_of_any_length_adds_nothing_to_the_return(

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -23,7 +22,7 @@ from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.seen_node import GPU as CARD_UUID
 from support.seen_node import POD, entry, seen
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S
 from typing_extensions import Self
 
 from libhamiregion import Layout, limits_from_environment
@@ -118,23 +117,6 @@ def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
             assert sample.memory_used_bytes == GIB + 512 * MIB
             assert sample.driver_memory_bytes == driver_bytes
         assert sample.driver_sm_percent == 44
-
-
-def test_a_driver_that_hangs_does_not_keep_the_recorder(
-    scene: NodeScene, fake_driver: FakeDriver
-) -> None:
-    scene.container("train", memory_limits=[8 * GIB])
-    os.mkfifo(fake_driver.state)
-    sampler = NvmlSampler(fake_driver.library, host_namespace=True)
-    with Node(scene.root) as opened:
-        observer = Observer(opened, sampler=sampler, driver_timeout_s=0.05)
-        for _ in range(2):
-            assert only(observer)[1].driver_memory_bytes is None
-        # It answers at last: an empty scene, then its end.
-        with fake_driver.state.open("w"):
-            fake_driver.play(CARD)
-        eventually(lambda: observer.observe().sample is not None)
-    sampler.close()
 
 
 def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(
@@ -359,25 +341,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_start_does_not_keep_it_from_beginning(
-    scene: NodeScene, small_disk: Path
-) -> None:
-    changing(scene)
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-        while stream.write(bytes(4096)):
-            pass
-    path = small_disk / "node.db"
-    with Recorded(scene, path) as recording:
-        assert recording.next()["error"] == "RecordingUnavailable"
-        assert "full" in recording.seen[-1]["message"]
-        filler.unlink()
-        assert recording.until("rows")["whole"]
-        assert recording.end() == 0
-    assert used_over_time(path)
 
 
 def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(

@@ -6,10 +6,12 @@ import itertools
 import os
 import random
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from support.wait import eventually
 
 from libhamiregion.report import (
     Allocation,
@@ -25,6 +27,8 @@ from libhamiregion.report.history import ReportInterval
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from support.actors import MakeActor
 
     from libhamiregion.report.writer import Written
 
@@ -562,3 +566,24 @@ def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path: Path, writer
     writer.at_ms += 60_000
     writer.look()
     assert seconds(looks(path)) == [(0, 15), (75, 90)]
+
+
+def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continued(
+    actor: MakeActor, tmp_path: Path
+) -> None:
+    dice = random.Random(3)
+    source = (
+        "from libhamiregion.report import RecordingWriter\nRecordingWriter(path, interval_s=15)"
+    )
+    for number in range(14):
+        path = tmp_path / f"{number}.db"
+        victim = actor()
+        victim.start("evaluate", source, path=str(path))
+        eventually(lambda path=path, victim=victim: path.exists() or victim.is_done())  # type: ignore[misc]
+        # Making it takes some milliseconds.
+        time.sleep(dice.random() * 0.02)
+        victim.kill()
+        Clocked(path).look()
+        assert used(looks(path)) == [GIB]
+        assert query(path, "PRAGMA integrity_check") == [("ok",)]
+        assert query(path, "PRAGMA auto_vacuum") == [(2,)]

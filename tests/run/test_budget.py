@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -161,25 +160,6 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
 
 
 @pytest.mark.slow
-def test_programs_that_join_a_region_share_its_limit(runs: RunScene, tmp_path: Path) -> None:
-    team = str(tmp_path / "team.cache")
-    hami.create_region(team, memory_limits=["4GiB"], uuids=[gpu_uuid(0)])
-    one = runs.start_program("--region", team).start()
-    two = runs.start_program("--region", team, "--inject", "preload").start()
-    assert one.do("cuDeviceGetCount", OUT) == 1
-    one.allocate(2 * GIB)
-    left = 2 * GIB - 2 * 256 * MIB
-    assert two.info() == (left, 4 * GIB)
-    assert two.call(ALLOCATE, OUT, left + 1)[0] == OUT_OF_MEMORY
-    # A neighbour that was killed does not count any more when somebody needs its memory.
-    one.kill()
-    two.allocate(left + 1)
-    assert two.end() == (0, "")
-    with hami.open_region(team) as region:
-        assert region.memory_used(0) == 0
-
-
-@pytest.mark.slow
 def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: RunScene) -> None:
     program = runs.start_program("--memory", "2GiB").start()
     region = region_of(runs, program)
@@ -193,35 +173,3 @@ def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: Run
         assert opened.memory_used(0) == GIB + 512 * MIB
     assert child.end() == (0, "")
     eventually(lambda: not runs.directories())
-
-
-@pytest.mark.slow
-def test_the_environment_of_a_joined_region_limits_a_program_that_a_shell_starts(
-    runs: RunScene, tmp_path: Path
-) -> None:
-    (tmp_path / "a b").mkdir()
-    path = str(tmp_path / "a b" / "team.cache")
-    hami.create_region(path, memory_limits=["1GiB"], uuids=[gpu_uuid(1)])
-    options = ("--region", path, "--inject", "preload", "--on-error", "refuse", "--dry-run")
-    dry = runs.run(*options)
-    assert (dry.returncode, dry.stderr) == (0, "")
-    (tmp_path / "unit").write_text(dry.stdout)
-    script = f'set -a; . "{tmp_path}/unit"; exec "$@"'
-    program = Program(
-        subprocess.Popen(
-            ["sh", "-c", script, "sh", *PROGRAM],
-            env=runs.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    ).start()
-    assert program.do("cuDeviceGetUuid_v2", room(16), 0) == gpu_uuid(1)[4:].replace("-", "")
-    assert program.info()[1] == GIB
-    assert program.end() == (0, "")
-    told = json.loads(runs.run(*options, "--json").stdout)
-    assert (told["complete"], told["region"]) == (True, path)
-    assert {f"{name}=" for name in told["environment"]} == {
-        f"{line.partition('=')[0]}=" for line in dry.stdout.splitlines()
-    }

@@ -22,7 +22,6 @@ from libhamiregion import create_region, open_region
 
 pytestmark = pytest.mark.root
 
-TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
 NOBODY = 65534
 SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
@@ -34,21 +33,6 @@ AS_NOBODY = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"),
 )
 
-# What runs under the budget: a program that is killed with what it has, and one that comes later.
-KILLED = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-from support.cuda_program import OUT, CudaProgram
-first = CudaProgram(os.environ).start()
-first.allocate(1200 << 20)
-other = CudaProgram(os.environ).start()
-before, _ = other.call("cuMemAlloc_v2", OUT, 400 << 20)
-first.process.kill()
-first.process.wait()
-after, _ = other.call("cuMemAlloc_v2", OUT, 400 << 20)
-seen = [name for name in os.listdir("/proc") if name.isdecimal()]
-print(json.dumps({"uid": os.getuid(), "before": before, "after": after, "sees_init": "1" in seen}))
-"""
 # One that is process 1 of its namespace: a context, 400 MiB, and it waits.
 FIRST = """
 import ctypes, json, os, sys
@@ -101,28 +85,6 @@ def ordinary_python() -> str:
         if tried.returncode == 0:
             return path
     pytest.skip("no ordinary user can start a Python here")
-
-
-@pytest.mark.slow
-def test_a_killed_programs_memory_is_free_at_once(scene: RunScene) -> None:
-    """The next allocation that needs it succeeds: /proc is not asked who has died."""
-    program = (ordinary_python(), "-c", KILLED, str(TESTS))
-    answer = subprocess.run(
-        hidden(*scene.command("--memory", "2GiB", "--", *program)),
-        env=scene.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert json.loads(answer.stdout) == {
-        "uid": NOBODY,
-        "before": OUT_OF_MEMORY,
-        "after": SUCCESS,
-        "sees_init": False,
-    }
 
 
 class FirstProcess:

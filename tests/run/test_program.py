@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -45,12 +44,6 @@ def test_the_program_has_a_region_with_the_gpus_and_the_limits(
     assert [device.memory_limit_bytes for device in seen.devices] == [4 * GIB, 4 * GIB]
     assert [device.sm_limit_percent for device in seen.devices] == [50, None]
     assert (seen.priority, seen.processes) == (0, ())
-
-
-def test_a_run_of_one_gpu_has_a_region_of_that_one(runs: RunScene, tmp_path: Path) -> None:
-    seen = region_of_a_run(runs, tmp_path, "--gpus", "1", "--memory", "0=1GiB")
-    assert [device.uuid for device in seen.devices] == [gpu_uuid(1)]
-    assert seen.devices[0].memory_limit_bytes == GIB
 
 
 @pytest.mark.slow
@@ -252,31 +245,6 @@ def test_a_machine_without_a_driver_is_refused(runs: RunScene, tmp_path: Path) -
     )
 
 
-@pytest.mark.slow
-def test_a_gpu_that_is_not_there_is_refused(runs: RunScene) -> None:
-    assert "there is no GPU '2' here" in refused(runs.run("--gpus", "0,2", "--", "true"))
-    assert "there is no GPU 'x' here" in refused(runs.run("--memory", "x=1g", "--", "true"))
-    hidden = runs.run("--", "true", CUDA_VISIBLE_DEVICES="")
-    assert "hides every GPU" in refused(hidden)
-
-
-@pytest.mark.slow
-def test_an_sm_limit_of_a_mig_device_is_refused_and_a_memory_limit_is_not(
-    runs: RunScene,
-) -> None:
-    mig = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
-    runs.play(
-        f"device 0 {gpu_uuid(0)} {16 * GIB} 0 0 0 Fake GPU",
-        "mode 0 mig-on",
-        f"mig 0 0 {mig} 7 0 {5 * GIB} 0 Fake GPU MIG 1g.5gb",
-    )
-    assert f"{mig} is a MIG device" in refused(runs.run("--sm", "50", "--", "true"))
-    answer = runs.run("--memory", "20%", "--dry-run", "--json")
-    found = json.loads(answer.stdout)
-    assert found["environment"]["CUDA_VISIBLE_DEVICES"] == mig
-    assert found["gpus"][0]["memory_limit_bytes"] == GIB
-
-
 def library(directory: Path, name: str) -> Path:
     """An empty library of that name."""
     made = directory / name
@@ -353,24 +321,6 @@ def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
         answer = runs.run(*words)
         assert (answer.returncode, answer.stdout) == (2, ""), words
         assert answer.stderr.splitlines()[-1].startswith("Error: ")
-
-
-@pytest.mark.slow
-def test_a_soft_limit_needs_a_limit_and_a_region_of_its_own(runs: RunScene, tmp_path: Path) -> None:
-    show = "hamiregion show --json $CUDA_DEVICE_MEMORY_SHARED_CACHE"
-    show = f"{Path(sys.executable).parent}/{show}"
-    answer = runs.run("--sm", "50", "--burst", "--", "sh", "-c", show)
-    assert json.loads(answer.stdout)["burst"] is True, answer.stderr
-    dry = json.loads(runs.run("--sm", "50", "--burst", "--dry-run", "--json").stdout)
-    assert dry["burst"] is True
-    alone = runs.run("--burst", "--", "true")
-    assert alone.returncode == 2
-    assert "burst is for programs under an SM limit" in alone.stderr
-    path = str(tmp_path / "region.cache")
-    hami.create_region(path, sm_limits=[50])
-    joined = runs.run("--region", path, "--burst", "--", "true")
-    assert joined.returncode == 2
-    assert "set_burst (hamiregion limits set FILE)" in joined.stderr
 
 
 # ---- the environment for elsewhere ---------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -102,19 +101,6 @@ def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs: 
     eventually(lambda: not runs.cleaners())
 
 
-@pytest.mark.slow
-def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene) -> None:
-    answer = runs.run("--keep", "--memory", "1g", "--", "true")
-    (directory,) = runs.directories()
-    region = runs.base / directory / "region.cache"
-    assert answer.stderr == f"Note: the region stays: {region}\n"
-    assert runs.cleaners() == []
-    # Nor does the next run remove it.
-    assert runs.run("--", "true").returncode == 0
-    with hami.open_region(region) as opened:
-        assert opened.memory_limit(0) == 2**30
-
-
 def test_a_run_that_joins_by_preload_has_no_directory(runs: RunScene, tmp_path: Path) -> None:
     hami.create_region(tmp_path / "team.cache")
     joined = ("--region", str(tmp_path / "team.cache"), "--keep")
@@ -137,22 +123,6 @@ def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs: RunScene
     assert runs.directories() == [f"run_{process.pid}"]
     assert runs.run("--", "true").returncode == 0
     eventually(lambda: not runs.directories())
-
-
-def test_without_pidfd_open_the_end_of_a_process_is_seen_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(_: int) -> int:
-        raise OSError(errno.ENOSYS, "no such call")
-
-    monkeypatch.setattr(os, "pidfd_open", refused)
-    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    started = cleaner.start_time(process.pid)
-    assert started is not None
-    process.kill()
-    cleaner.wait_for_end(process.pid, started)
-    process.communicate()
-    assert cleaner.start_time(process.pid) is None
 
 
 # ---- what the next run removes -------------------------------------------------------------------
