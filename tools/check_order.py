@@ -2,7 +2,8 @@
 
 Python: the library's files in their order, then the floors. No modules import each other, also not
 inside functions or for type checkers. C: each file of csrc includes the headers, and calls the
-functions, of files before it. Tests: helpers are in tests/support, and no test is imported.
+functions, of files before it. Tests: helpers are in tests/support, and no test is imported; those
+of libhamiregion/X/Y.py are in tests/X/test_Y.py, or where `TESTED_IN` says.
 """
 
 import ast
@@ -56,6 +57,51 @@ HELPERS = (
     "gpu",
     "preload/clients",
 )
+
+# Tests of the library's own files, and of what has no file of its name.
+LIBRARY_TESTS = "region"
+TESTED_IN = {
+    "changes": "region/test_edits",
+    "raw_slots": "region/test_slot_bytes",
+    "slots": "region/test_slot",
+    "tables": "region/test_region_set",
+    "html_template": "report/test_tables",
+    "run/driver": "run/test_environment",
+    "run/errors": "run/test_environment",
+    "run/libraries": "run/test_environment",
+    "run/limits": "run/test_selection",
+    "run/program": "cli/test_run",
+    "observation/containers": "node/test_directories",
+    "observation/driver": "observation/test_json",
+    "observation/evidence": "observation/test_json",
+    "observation/model": "observation/test_json",
+    "observation/names": "node/test_cgroups",
+    "observation/share": "observation/test_without_region",
+    "observation/stored_table": "observation/test_json",
+    "observation/suspicions": "doctor/test_diagnosis",
+    "node/nvml/driver": "node/nvml/test_states",
+    "node/suspects": "doctor/test_diagnosis",
+    "doctor/context": "doctor/test_diagnosis",
+    "doctor/findings": "doctor/test_catalogue",
+    "exporter/gone": "exporter/test_exporter",
+    "exporter/legacy": "exporter/test_labels",
+    "exporter/scrape": "exporter/test_exporter",
+    "plan/plan": "plan/test_plan_file",
+    "report/history": "report/test_recording",
+    "report/models": "report/test_aggregate",
+    "report/prices": "report/test_aggregate",
+    "report/writer": "report/test_recording",
+    "testing/fake_gpus": "testing/test_fake_node",
+    "testing/process": "testing/test_fake_node",
+    "cli/failures": "cli/test_app",
+    "cli/format": "cli/test_tables",
+    "cli/node_page": "cli/test_containers",
+    "cli/options": "cli/test_targets",
+    "cli/output": "cli/test_tables",
+    "cli/terminal": "cli/test_tables",
+    "cli/verbs": "cli/test_help",
+    "cli/views": "cli/test_observe",
+}
 
 
 def module_of(path: Path) -> str:
@@ -173,6 +219,16 @@ def test_faults() -> Iterator[str]:
         is_test = path.name.startswith("test_") or path.stem in {"conftest", "__init__"}
         if not is_test and not any(map(within.is_relative_to, HELPERS)):
             yield f"tests/{within} is a helper: it belongs in tests/support"
+    modules = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if not path.name.startswith("_")
+    }
+    for module in sorted(modules | TESTED_IN.keys()):
+        floor, _, name = module.rpartition("/")
+        own = TESTED_IN.get(module, f"{floor or LIBRARY_TESTS}/test_{name}")
+        if module not in modules or not (TESTS / f"{own}.py").is_file():
+            yield f"libhamiregion/{module}.py and tests/{own}.py: one of them is not there"
 
 
 def main() -> int:

@@ -7,8 +7,11 @@ import pytest
 from support.cli_scene import Scene, busy_scene
 from support.node_fixtures import (  # noqa: F401
     _container_factory,
+    doctor_node,
     fake_driver,
     nvml_library,
+    own_monitor,
+    runs,
 )
 
 

@@ -6,4 +6,5 @@ from support.node_fixtures import (  # noqa: F401
     fake_driver,
     files,
     nvml_library,
+    nvml_sampler,
 )

@@ -6,4 +6,5 @@ from support.node_fixtures import (  # noqa: F401
     nvml_library,
     nvml_sampler,
     own_monitor,
+    start,
 )

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 from support.node_scene import GIB, SceneContainer
-from support.plan_scene import PlanScene, plan, plan_yaml
-from support.wait import eventually
+from support.plan_scene import PlanScene, plan
 
 from libhamiregion import Layout, Region
 from libhamiregion.node import Node
@@ -197,26 +196,6 @@ def test_a_watcher_killed_beside_an_edit_goes_on_and_gives_back_what_was_there_b
         assert region.limits()["memory"][:2] == [4 * GIB, 2 * GIB]
     watch()
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
-
-
-def test_a_keeper_that_is_killed_makes_room_for_the_next(scene: PlanScene, victim: Victim) -> None:
-    path = scene.directory / "plan.yaml"
-    path.write_text(plan_yaml())
-    ready = scene.directory / "ready"
-
-    def work() -> None:
-        with scene.node() as node:
-            PlanReconciler(node, [PlanFile(path)], scene.state).start()
-            ready.touch()
-            signal.pause()
-
-    pid = victim(work)
-    eventually(ready.exists)
-    kill(pid)
-    with scene.node() as node:
-        watcher = PlanReconciler(node, [PlanFile(path)], scene.state)
-        watcher.start()
-        watcher.stop()
 
 
 @pytest.mark.parametrize("call", ["fdopen", "fsync", "link"])

@@ -159,21 +159,6 @@ def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(
     assert diff_plan(node, LimitPlan()).changes == ()
 
 
-def test_the_last_limit_of_a_container_that_has_not_reported_its_devices_goes_back(
-    scene: PlanScene, watch: Watch
-) -> None:
-    """Without it, nothing says that the container has that device."""
-    region = scene.container(memory_limits=("8GiB", "4GiB"), sm_limits=(), uuids=())
-    before = region.content()
-    set_plan(scene, "{select: {device: 1}, set: {memory_limit: unlimited}}")
-    watcher = watch()
-    watcher.run()
-    assert memory(region) == [8 * GIB, 0]
-    set_plan(scene)
-    watcher.run()
-    assert region.content() == before
-
-
 def test_what_was_there_before_a_container_reported_its_devices_goes_back(
     scene: PlanScene, watch: Watch
 ) -> None:

@@ -78,3 +78,8 @@ def exporter_of(node: Node, **options: Any) -> NodeExporter:
 def scrape(exporter: NodeExporter) -> Exposition:
     """All samples of a scrape."""
     return parsed(exporter.render())
+
+
+def exported(node: Node, **options: Any) -> Exposition:
+    """All samples of the first scrape of a node, without the doctor's."""
+    return scrape(exporter_of(node, **options))

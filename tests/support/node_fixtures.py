@@ -65,9 +65,10 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> NodeScene:
+def files(tmp_path: Path) -> Iterator[NodeScene]:
     """The directories of a node of the test's own; no container yet."""
-    return NodeScene(tmp_path)
+    with NodeScene(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -83,11 +84,13 @@ def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MONITOR_NAMES", frozenset({MONITOR}))
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[NodeScene]:
+def node_scene(tmp_path: Path) -> Iterator[NodeScene]:
     """A node of the test's own, each container of which has one GPU; no container yet."""
     with NodeScene(tmp_path, uuids=[GPU]) as made:
         yield made
+
+
+scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""What the driver says: GPUs, MIG devices, and processes, with a region and without."""
+"""What the driver says of GPUs, of MIG devices, and of containers without a region."""
 
 import shutil
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +10,13 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
-from support.exposition import WITHOUT_DOCTOR, Exposition, exporter_of, parsed
+from support.exposition import WITHOUT_DOCTOR, exported, exporter_of, parsed
 from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import HAMI_VERSIONS, NodeExporter
-from libhamiregion.exporter.collectors import processes, unaccounted
 from libhamiregion.node import Node, NodeNames, NvmlSample, NvmlSampler, roots
-from libhamiregion.observation.processes import ProcessView
 
 HOST = {
     "node": "worker-1",
@@ -31,25 +28,9 @@ HOST = {
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeScene]:
-    with NodeScene(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as opened:
         yield opened
-
-
-def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
-    exporter = NodeExporter(
-        node,
-        sampler=sampler,
-        node_name="worker-1",
-        **{"collectors": WITHOUT_DOCTOR, "max_age_s": 0.0, **options},  # type: ignore[arg-type]
-    )
-    return parsed(exporter.render())
 
 
 def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
@@ -58,12 +39,12 @@ def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
     with NodeScene(tmp_path).open() as node:
         for lost in (None, OTHER):
             fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
-            found = exported(node, sampler).series("hamiregion_gpu_state")
+            found = exported(node, sampler=sampler).series("hamiregion_gpu_state")
             states = {(GPU, "0", "ok"), (lost or "", "1", "gpu_is_lost")}
             keys = [{*zip(("uuid", "index", "state"), each, strict=True)} for each in states]
             assert found == {frozenset(each): 1 for each in keys}
             fake_driver.play(CARD, SECOND)
-            exported(node, sampler)
+            exported(node, sampler=sampler)
 
 
 def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
@@ -71,7 +52,7 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
 ) -> None:
     fake_driver.play(CARD, SECOND, "sensors 0 41 187500 3 1")
     with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler, legacy=True)
+        found = exported(node, sampler=sampler, node_name="worker-1", legacy=True)
     legacy = {
         "nodeid": "worker-1",
         "deviceidx": "0",
@@ -111,7 +92,7 @@ def test_gpus_have_the_families_and_labels_of_hami_210_on_request(
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
     with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
+        found = exported(node, sampler=sampler, node_name="worker-1", hami_version=HAMI_VERSIONS[0])
     for name, expected in (
         ("hami_host_gpu_memory_used_bytes", labels),
         ("hami_host_gpu_memory_controller_utilization_ratio", without_node),
@@ -128,7 +109,7 @@ def test_a_figure_that_a_gpu_does_not_have_is_absent(
         CARD, "error nvmlDeviceGetMemoryInfo 3", "error nvmlDeviceGetUtilizationRates 3"
     )
     with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler, legacy=True)
+        found = exported(node, sampler=sampler, legacy=True)
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
 
 
@@ -137,7 +118,7 @@ def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(
 ) -> None:
     fake_driver.play(CARD, "error nvmlDeviceGetName 3")
     with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler, legacy=True)
+        found = exported(node, sampler=sampler, legacy=True)
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
     assert found.value("hamiregion_nvml_up") == 1
     assert found.value("hamiregion_errors_total", stage="processes") == 0
@@ -212,7 +193,7 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(
     files = NodeScene(tmp_path)
     files.container(uuids=[GPU, MIG_B])
     with files.open() as node:
-        found = exported(node, sampler, legacy=True)
+        found = exported(node, sampler=sampler, legacy=True)
     expected = {
         "namespace": "research",
         "pod": "bert-0",
@@ -243,7 +224,7 @@ def test_gpus_and_mig_devices_have_their_memory_and_model(
 ) -> None:
     fake_driver.play(CARD, *MIG)
     with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
+        found = exported(node, sampler=sampler, hami_version=HAMI_VERSIONS[0])
         devices = sampler.sample().devices
     name = "hamiregion_gpu_memory_total_bytes"
     wanted = {each.uuid: each for one in devices for each in (one, *one.mig_devices)}
@@ -258,236 +239,9 @@ def test_gpus_and_mig_devices_have_their_memory_and_model(
 
 
 @needs_namespaces
-def test_the_drivers_memory_stands_beside_what_is_accounted(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
-    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
-    pid, host_pid = pod.attach()
-    other_pid, other_host_pid = pod.attach()
-    pod.charge(pid, 100 * MIB)
-    fake_driver.play(
-        CARD,
-        SECOND,
-        f"process 0 compute {host_pid} {140 * MIB}",
-        f"process 0 compute {other_host_pid} {60 * MIB}",
-        f"sample 0 {host_pid} 100 61 22 3 4",
-    )
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    at = {"vdevice_index": "0", "device_uuid": GPU, "pod": "bert-0"}
-    own = {**at, "pid": str(pid), "host_pid": str(host_pid)}
-    assert found.value("hamiregion_process_memory_used_bytes", **own) == 100 * MIB
-    assert found.value("hamiregion_process_memory_driver_bytes", **own) == 140 * MIB
-    assert found.labels("hamiregion_process_memory_driver_bytes", **own) == found.labels(
-        "hamiregion_process_memory_used_bytes", **own
-    ), "so that the two can be divided"
-    assert found.value("hamiregion_process_driver_sm_utilization_ratio", **own) == 0.61
-    other = {**at, "pid": str(other_pid)}
-    assert found.value("hamiregion_process_memory_driver_bytes", **other) == 60 * MIB
-    assert found.value("hamiregion_device_memory_driver_bytes", **at) == 200 * MIB
-    assert found.value("hami_vgpu_memory_used_bytes", **at) == 100 * MIB
-    second = {"vdevice_index": "1", "device_uuid": OTHER}
-    assert found.value("hamiregion_device_memory_driver_bytes", **second) == 0
-    assert "hamiregion_unaccounted_process_memory_driver_bytes" not in found.names
-
-
-@needs_namespaces
-def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
-    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
-    (_, host_pid), (_, unknown) = pod.attach(), pod.attach()
-    fake_driver.play(
-        CARD,
-        SECOND,
-        f"process 0 compute {host_pid} {140 * MIB}",
-        f"process 1 compute {unknown} unavailable",
-    )
-    with node.open() as opened:
-        page = exporter_of(opened, sampler=sampler).page().decode()
-    assert page.count(">driver 140 MiB<") == page.count(">driver ") == 1
-
-
-@needs_namespaces
-def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "MAX_PAIRS", 2)
-    pod = node.container(pod="bert-0", uuids=[GPU, OTHER])
-    host_pids = [pod.attach()[1] for _ in range(4)]
-    memory = [f"process 0 compute {pid} {MIB << at}" for at, pid in enumerate(host_pids)]
-    memory[3] = f"process 0 compute {host_pids[3]} unavailable"
-    samples = [f"sample 0 {pid} 100 {10 + at} 0 0 0" for at, pid in enumerate(host_pids[:3])]
-    fake_driver.play(CARD, SECOND, *memory, *samples)
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    name = "hamiregion_process_memory_driver_bytes"
-    assert found.value(name, host_pid=str(host_pids[0]), device_uuid=GPU) == MIB
-    # What the driver does not tell of one of them is not in the sum, and takes nothing from it.
-    assert found.value(name, pid="other", device_uuid=GPU) == 2 * MIB + 4 * MIB
-    assert found.labels(name, pid="other", device_uuid=GPU) == found.labels(
-        "hamiregion_process_memory_used_bytes", pid="other", device_uuid=GPU
-    )
-    assert len(found.series(name, device_uuid=GPU)) == 2
-    utilization = "hamiregion_process_driver_sm_utilization_ratio"
-    by_process = found.series(utilization, device_uuid=GPU)
-    assert sorted(by_process.values()) == pytest.approx([0.1, 0.11 + 0.12])
-    assert found.value(utilization, pid="other", device_uuid=GPU) == pytest.approx(0.11 + 0.12)
-
-
-@needs_namespaces
-def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
-    pod = node.container(uuids=[GPU])
-    (_, known), (_, unknown) = pod.attach(), pod.attach()
-    fake_driver.play(
-        CARD, f"process 0 compute {known} {MIB}", f"process 0 compute {unknown} unavailable"
-    )
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    assert len(found.series("hamiregion_process_memory_driver_bytes")) == 1
-    assert "hamiregion_device_memory_driver_bytes" not in found.names
-
-
-@needs_namespaces
-@needs_cgroups
-def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
-) -> None:
-    one = node.container("one", pod="two-0", uuids=[GPU, OTHER])
-    node.container("other", pod="two-0", pod_uid=one.pod_uid, uuids=[GPU, OTHER])
-    node.container(pod="bert-0", uuids=[GPU, OTHER])
-    one.move(bystander)
-    fake_driver.play(CARD, SECOND, f"process 0 compute {bystander} {700 * MIB}")
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    name = "hamiregion_device_memory_driver_bytes"
-    assert found.series(name, pod="two-0", device_uuid=GPU) == {}
-    assert found.value(name, pod="bert-0", device_uuid=GPU) == 0
-    assert list(found.series(name, pod="two-0", device_uuid=OTHER).values()) == [0, 0]
-
-
-def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has ended since the driver was asked; or it is hidden, and may be of any container."""
-    fake_driver.play(CARD, f"process 0 compute {2**22} {700 * MIB}")
-    files = NodeScene(tmp_path)
-    files.container(uuids=[GPU])
-    name = "hamiregion_device_memory_driver_bytes"
-    with files.open() as node:
-        assert exported(node, sampler).value(name) == 0
-        monkeypatch.setattr(ProcessView, "is_complete", False)
-        assert name not in exported(node, sampler).names
-
-
-@needs_namespaces
-@needs_cgroups
-def test_processes_that_no_region_accounts_for_are_told_with_their_container(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
-) -> None:
-    """An escapee of a managed container, one of a container of its own, and one of the host."""
-    pod = node.container(pod="bert-0", uuids=[GPU])
-    _, inside = pod.attach()
-    _, escapee = pod.inside.child("spawn")
-    stranger = node.container(pod="plain-0", namespace="other", region=False)
-    _, alone = stranger.inside.child("spawn")
-    for pid in (inside, escapee):
-        pod.move(pid)
-    stranger.move(alone)
-    fake_driver.play(
-        CARD,
-        SECOND,
-        f"process 0 compute {inside} {10 * MIB}",
-        f"process 0 compute {escapee} {20 * MIB}",
-        f"process 1 compute {alone} {30 * MIB}",
-        f"process 1 graphics {bystander} {40 * MIB}",
-        f"sample 1 {alone} 100 50 0 11 7",
-    )
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    name = "hamiregion_unaccounted_process_memory_driver_bytes"
-    assert len(found.series(name)) == 3
-    expected = {
-        "namespace": "research",
-        "pod": "bert-0",
-        "container": "train",
-        "container_id": pod.id,
-        "device_index": "0",
-        "device_uuid": GPU,
-        "host_pid": str(escapee),
-        "state": "escaped",
-    }
-    assert expected.items() <= found.labels(name, state="escaped").items()
-    assert found.labels(name, state="escaped")["process"].startswith("python")
-    assert found.value(name, state="escaped") == 20 * MIB
-    assert found.value("hamiregion_container_processes", pod="bert-0", state="escaped") == 1
-    other = found.labels(name, host_pid=str(alone))
-    assert (other["container_id"], other["state"]) == (stranger.id, "unmanaged")
-    assert (other["namespace"], other["pod"], other["container"]) == ("other", "plain-0", "main")
-    sm = "hamiregion_unaccounted_process_driver_sm_utilization_ratio"
-    assert found.value(sm, host_pid=str(alone)) == 0.5
-    host = found.labels(name, host_pid=str(bystander))
-    assert (host["container_id"], host["process"], host["state"]) == ("", "sleep", "unmanaged")
-    assert found.value(name, host_pid=str(bystander)) == 40 * MIB
-    assert found.labels("hamiregion_container_info", pod="bert-0")["container_id"] == pod.id
-
-
-@needs_namespaces
-@needs_cgroups
-def test_too_many_of_them_are_summed_up_per_gpu(
-    node: NodeScene,
-    fake_driver: FakeDriver,
-    sampler: NvmlSampler,
-    bystander: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stranger = node.container(region=False)
-    children = [stranger.inside.child("spawn")[1] for _ in range(4)]
-    for pid in children:
-        stranger.move(pid)
-    lines = [f"process 0 compute {pid} {MIB}" for pid in (*children, bystander)]
-    fake_driver.play(CARD, *lines)
-    name = "hamiregion_unaccounted_process_memory_driver_bytes"
-    with node.open() as opened:
-        monkeypatch.setattr(unaccounted, "MAX_PAIRS", 2)
-        found = exported(opened, sampler)
-        assert len(found.series(name)) == 2 + 1 + 1
-        assert found.value(name, host_pid="other") == 2 * MIB
-        assert found.labels(name, host_pid="other")["device_uuid"] == GPU
-        assert found.value(name, host_pid=str(bystander)) == MIB
-        assert sum(found.series(name).values()) == 5 * MIB
-
-
-@needs_namespaces
-@needs_cgroups
-def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
-    node: NodeScene, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
-    pod = node.container(pod="bert-0", uuids=[GPU])
-    pid, host_pid = pod.attach()
-    pod.move(host_pid, id_=uuid.uuid4().hex * 2)
-    fake_driver.play(
-        CARD,
-        SECOND,
-        f"process 0 compute {host_pid} {MIB}",
-        f"process 1 compute {host_pid} {2 * MIB}",
-    )
-    with node.open() as opened:
-        found = exported(opened, sampler)
-    name = "hamiregion_unaccounted_process_memory_driver_bytes"
-    labels = found.labels(name)
-    assert (labels["state"], labels["pod"]) == ("other_device", "bert-0")
-    assert (labels["device_uuid"], labels["device_index"]) == (OTHER, "1")
-    assert found.value(name) == 2 * MIB
-    assert found.value("hamiregion_process_memory_driver_bytes", pid=str(pid)) == MIB
-
-
-@needs_namespaces
 @needs_cgroups
 def test_a_node_without_hami_has_the_drivers_sums_by_container(
-    node: NodeScene,
+    files: NodeScene,
     fake_driver: FakeDriver,
     sampler: NvmlSampler,
     tmp_path: Path,
@@ -497,19 +251,19 @@ def test_a_node_without_hami_has_the_drivers_sums_by_container(
     monkeypatch.setattr(roots, "DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr(roots, "run_bases", lambda _: [])
     sliced, client, idle = (
-        node.container(pod=each, region=False) for each in ("sliced", "client", "idle")
+        files.container(pod=each, region=False) for each in ("sliced", "client", "idle")
     )
     children = [sliced.inside.child("spawn")[1] for _ in range(2)]
     for pid in children:
         sliced.move(pid)
     client.move(client.inside.host_pid)
     idle.move(idle.inside.host_pid)
-    shutil.rmtree(node.root)
+    shutil.rmtree(files.root)
     response = {"CUDA_MPS_PIPE_DIRECTORY": "/mps"}
     given = (
-        entry(sliced.pod_uid, "main", "nvidia.com/gpu", [f"{GPU}::1"], answer()),
-        entry(client.pod_uid, "main", "nvidia.com/gpu", [f"{GPU}::2"], answer(response)),
-        entry(idle.pod_uid, "main", "nvidia.com/gpu", [OTHER], answer()),
+        entry(sliced.pod_uid, "train", "nvidia.com/gpu", [f"{GPU}::1"], answer()),
+        entry(client.pod_uid, "train", "nvidia.com/gpu", [f"{GPU}::2"], answer(response)),
+        entry(idle.pod_uid, "train", "nvidia.com/gpu", [OTHER], answer()),
     )
     path = tmp_path / "checkpoint"
     path.write_text(checkpoint(*given))
@@ -523,13 +277,13 @@ def test_a_node_without_hami_has_the_drivers_sums_by_container(
     links = tmp_path / "links"
     links.mkdir()
     for name, each in (("sliced", sliced), ("client", client), ("idle", idle)):
-        (links / f"{name}_research_main-{each.id}.log").touch()
-    with Node(names=NodeNames(node.pod_logs, links), allocations=path) as opened:
+        (links / f"{name}_research_train-{each.id}.log").touch()
+    with Node(names=NodeNames(files.pod_logs, links), allocations=path) as opened:
         exporter = NodeExporter(opened, sampler=sampler)
         found = parsed(exporter.render())
         page = exporter.page("").decode()
         assert exporter.not_ready() is None
-    assert "research/sliced main" in page
+    assert "research/sliced train" in page
     assert "GPU 0: 20 MiB, SM 30 %" in page
     assert "GPU 1: 0 B, SM 0 %" in page
     memory = "hamiregion_driver_container_memory_used_bytes"

@@ -12,11 +12,14 @@ from fake_nvml.scenes import CARD
 from support.command_line import call
 from support.doctor_node import DoctorNode
 from support.hostile_processes import locked_process
+from support.node_fixtures import node_scene
 from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.doctor import FindingKind, Severity
 from libhamiregion.node import reader
+
+scene = pytest.fixture(node_scene)
 
 NO_ANSWER = "the driver does not answer"
 

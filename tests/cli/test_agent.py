@@ -16,6 +16,7 @@ from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once
 from support.agent_tasks import MONITOR, OtherWriter
 from support.lock_bytes import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.node_fixtures import node_scene
 from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
@@ -23,6 +24,8 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import open_region
 from libhamiregion.cli.agent import agent as agent_verb
+
+scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture

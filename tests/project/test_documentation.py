@@ -157,7 +157,7 @@ class Sandbox:
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions, commands and programs run, top to bottom, beside a fake node.
 
-    Not run: what takes a driver (tests/integration/test_examples.py does), Docker, a cluster, or an
+    Not run: what takes a driver (test_examples.py does), Docker, a cluster, or an
     installation; and commands without a "$", whose words are checked below.
     """
     monkeypatch.chdir(tmp_path)

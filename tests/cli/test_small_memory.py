@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.node_fixtures import node_scene
 from support.node_scene import NodeScene
 from support.prometheus_server import free_port
 from support.wait import PATIENCE_S, eventually
+
+scene = pytest.fixture(node_scene)
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="needs glibc, which makes a heap for each thread"

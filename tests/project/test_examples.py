@@ -434,7 +434,7 @@ def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_p
 def test_the_programs_of_the_page_about_budgets_run(
     runs: RunScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other pages' run in tests/cli/test_docs_examples.py, without a driver."""
+    """The other pages' run in test_documentation.py, without a driver."""
     page = (EXAMPLES.parent / "docs" / "a-gpu-budget.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert programs

@@ -1,0 +1,3 @@
+"""Programs within a budget, for the examples."""
+
+from support.node_fixtures import runs  # noqa: F401
