@@ -105,7 +105,7 @@ def test_a_container_of_a_document_is_shown_as_on_its_node(
         for each in (answer, live)
     )
     assert again == then
-    file = str(scene.bert.region.path)
+    file = str(scene.bert.path)
     for words, reason in (
         ((file,), "is a file"),
         (("bert-0", "-A", "--watch=1"), "--watch needs a node"),

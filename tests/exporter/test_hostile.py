@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import pytest
 from support.actors import Actor
 from support.exposition import exporter_of, parsed
@@ -15,7 +14,6 @@ from support.region_file import DEVICES, SLOTS, RegionFile
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import processes
-from libhamiregion.node import Node, NodeNames, PodName
 from libhamiregion.text import printable
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -161,37 +159,6 @@ def test_hostile_directory_names_are_one_printable_line_each(
     shown = {dict(labels)["container"] for labels in found}
     assert shown == {printable(name) for name in names}
     assert all(name.isprintable() for name in shown)
-
-
-@attrs.frozen
-class Liar(NodeNames):
-    """A resolver whose answers nobody has checked."""
-
-    name: PodName
-
-    def resolve(
-        self,
-        pod_uid: str | None,  # noqa: ARG002
-        container_name: str | None = None,  # noqa: ARG002
-        container_id: str | None = None,  # noqa: ARG002
-    ) -> PodName | None:
-        return self.name
-
-    def has_pod(self, pod_uid: str) -> bool | None:  # noqa: ARG002
-        return None
-
-
-def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: Path) -> None:
-    files = NodeScene(tmp_path)
-    files.container("one", uuids=[UUID])
-    files.container("two", uuids=[UUID])
-    liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
-    with Node(files.root, names=liar) as node:
-        found = parsed(exporter_of(node).render())
-    series = found.series("hami_vgpu_memory_used_bytes")
-    assert len(series) == 2
-    for labels in map(dict, series):
-        assert len(labels["namespace"]) == len(labels["pod"]) == 253
 
 
 def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:

@@ -235,18 +235,6 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_containers_are_in_the_order_of_namespace_and_pod(tmp_path: Path) -> None:
-    with FakeNode(tmp_path / "machine") as fake:
-        for namespace, pod in (("b", "job-2"), ("a", "job-4"), ("b", "job-1"), ("a", "job-3")):
-            fake.add("train", pod=pod, namespace=namespace, processes=0)
-        with (
-            fake.node() as node,
-            MetricsServer(NodeExporter(node), HERE) as server,
-        ):
-            text = ask(server.urls[0], "/").text
-    assert re.findall(r">(job-\d)<", text) == ["job-3", "job-4", "job-1", "job-2"]
-
-
 @pytest.mark.slow(keep=1)
 @needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])

@@ -2,7 +2,6 @@
 
 import collections
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 from support.actors import MakeActor
-from support.containers import Starter, needs_namespaces
 from support.node_root import Root, refresh
 from support.observing import details
-from support.region_file import SLOTS, RegionFile, locate
-from support.stress import scaled
+from support.region_file import RegionFile
 from support.wait import goes_on
 
 from libhamiregion import Layout, create_region
@@ -99,15 +96,6 @@ def test_a_directory_that_changes_while_it_is_scanned(
     race(node, root, tmp_path / "victim.cache", 300, seed=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(scaled(10)))
-def test_a_directory_that_changes_while_it_is_scanned_for_long(
-    seed: int, node: Node, root: Root, tmp_path: Path
-) -> None:
-    create_region(tmp_path / "victim.cache", memory_limits=(7,))
-    race(node, root, tmp_path / "victim.cache", 5000, seed)
-
-
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> list[str]:
     calls: list[str] = []
 
@@ -136,53 +124,6 @@ def test_hundreds_of_files_cost_a_bounded_number_of_looks(
         refresh(node)
         assert len(calls) <= 8
         calls.clear()
-
-
-# ---- invented processes ----
-
-
-def invent(path: Path, pids: list[int], host_pids: list[int]) -> None:
-    """Fill the whole slot table."""
-    file = RegionFile(path, Layout.V1_2)
-    first, _ = locate(Layout.V1_2, "slot_pid")
-    stride = Layout.V1_2.offsets["slot_stride"]
-    assert stride is not None
-    table = bytearray(stride * SLOTS)
-    for slot in range(SLOTS):
-        for field, value in (
-            ("slot_pid", pids[slot % len(pids)]),
-            ("slot_hostpid", host_pids[slot % len(host_pids)]),
-            ("slot_status", 1),
-            ("slot_used.total", 1 << 30),
-        ):
-            offset, form = locate(Layout.V1_2, field, slot=slot)
-            struct.pack_into(form, table, offset - first, value)
-    file.put_bytes(first, bytes(table))
-    file.put("proc_num", SLOTS)
-
-
-@needs_namespaces
-def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
-    start: Starter, node: Node, root: Root
-) -> None:
-    honest, hostile = root.region("honest"), root.region("hostile")
-    inside, attacker = start(), start()
-    inside.tell("attach", honest)
-    attacker.tell("attach", hostile)
-    # Both are pid 1 in their namespaces; and the attacker claims the other's host pid.
-    RegionFile(hostile, Layout.V1_2).put("slot_hostpid", inside.host_pid)
-    views = {view.container.name: view.processes for view in details(node)}
-    assert views["honest"] is not None
-    assert views["hostile"] is not None
-    assert views["honest"].host_pids == {1: inside.host_pid}
-    assert views["hostile"].host_pids == {1: attacker.host_pid}
-    # And with slots for all pids there can be, its own one process is all it has.
-    invent(hostile, list(range(1, SLOTS + 1)), [inside.host_pid])
-    views = {view.container.name: view.processes for view in details(node)}
-    assert views["hostile"] is not None
-    assert views["hostile"].host_pids == {1: attacker.host_pid}
-    assert views["honest"] is not None
-    assert views["honest"].host_pids == {1: inside.host_pid}
 
 
 # ---- restarts ----

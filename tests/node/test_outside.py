@@ -346,7 +346,6 @@ def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
     "scene",
     [
         "dead_fuse_over_the_directory",
-        "command_line_beside_a_dead_fuse",
         "file_on_a_fuse",
         "region_on_an_overlay",
         "mount_of_the_containers_own",

@@ -199,7 +199,7 @@ _CHANGES = st.lists(
 )
 
 
-@settings(max_examples=scaled(20_000), suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(8_000), suppress_health_check=list(HealthCheck))
 @given(changes=_CHANGES)
 def test_any_change_gives_an_error_or_an_observation_that_can_be_used(
     seen: Observation, changes: list[tuple[int, bool, Any]]

@@ -214,17 +214,6 @@ def test_long_steps_keep_the_peaks_and_the_averages(
 
 @pytest.mark.slow
 @needs_prometheus
-def test_two_exporters_of_the_same_count_once(prometheus: Prometheus, recorded: Report) -> None:
-    found = asked(prometheus, 'job=~"plain|exported"', until_s=LENGTH_S)
-    for row, same in zip(found.rows, recorded.rows, strict=True):
-        assert row.memory_peak_bytes == same.memory_peak_bytes
-        assert row.used_gib_hours == pytest.approx(same.used_gib_hours)
-        assert row.busy_gpu_hours == pytest.approx(same.busy_gpu_hours)
-        assert row.device_hours == pytest.approx(same.device_hours)
-
-
-@pytest.mark.slow
-@needs_prometheus
 def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path: Path) -> None:
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + LENGTH_S))
     source = ("report", "--from", f"{prometheus.url}/", "--since", "6h", "--until", until)

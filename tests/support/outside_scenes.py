@@ -8,7 +8,6 @@ process of the namespace is the scene itself, so its mounts are "the host's".
 
 import ctypes
 import errno
-import functools
 import mmap
 import os
 import subprocess
@@ -23,8 +22,6 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.doctor import examine
 from libhamiregion.node import Container, Node, Observer
 from support import fuse_mount
-from support.command_line import with_notes
-from support.forked import in_child
 from support.observing import details
 
 _CLONE_NEWNS = 0x20000
@@ -89,29 +86,6 @@ def dead_fuse_over_the_directory(directory: Path) -> None:
     found = only_region(directory)
     assert found.missing is None
     assert found.path_in_namespace == str(path)
-
-
-def command_line_beside_a_dead_fuse(directory: Path) -> None:
-    """No verb about a node hangs, whether it looks outside the directories or not."""
-    path = directory / "private" / "cudevshr.cache"
-    path.parent.mkdir()
-    create_region(path, memory_limits=(GIB,))
-    (directory / "containers").mkdir()
-
-    def work() -> object:
-        kept = mapped(path)
-        return kept, fuse_mount.mount(path.parent)
-
-    in_container(work)
-    os.chdir(directory)
-    for verb in ("ps", "containers", "doctor", "top"):
-        for outside in ((), ("--outside",)):
-            command = (verb, "--root", "containers", *outside)
-            # One that hangs is ended by an alarm.
-            done = in_child(functools.partial(with_notes, *command))
-            assert done.returncode in (0, 3), done.stderr
-            if outside and verb == "containers":
-                assert "1GiB" in done.stdout, done.stdout
 
 
 def file_on_a_fuse(directory: Path) -> None:
