@@ -83,7 +83,6 @@ TESTED_IN = {
     "node/suspects": "doctor/test_diagnosis",
     "doctor/context": "doctor/test_diagnosis",
     "doctor/findings": "doctor/test_catalogue",
-    "exporter/gone": "exporter/test_exporter",
     "exporter/legacy": "exporter/test_labels",
     "exporter/scrape": "exporter/test_exporter",
     "plan/plan": "plan/test_plan_file",

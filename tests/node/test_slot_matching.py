@@ -27,7 +27,7 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
-from libhamiregion.node import ProcessTable, match_slots, process_reader
+from libhamiregion.node import ProcessTable, match_slots, processes
 from libhamiregion.node.outside import mapped_regions, open_mapped, resolve
 from libhamiregion.node.procfs import file_identity
 from libhamiregion.observation.processes import SlotMatch
@@ -42,7 +42,7 @@ def region(region_file: RegionFileFactory) -> RegionFile:
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps are read at each refresh."""
-    monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
+    monkeypatch.setattr(processes, "_KEPT_S", 0.0)
 
 
 # ---- The mapping --------------------------------------------------------------------------------
