@@ -144,31 +144,6 @@ def asks_byte_by_byte(url: str, stop: threading.Event) -> None:
                 return
 
 
-def reads_nothing(url: str, stop: threading.Event) -> None:
-    with connect(url, 4096) as connection:
-        connection.sendall(GOOD_REQUEST)
-        _hold_unread(connection, stop)
-
-
-def reads_a_byte_a_second(url: str, stop: threading.Event) -> None:
-    with connect(url, 4096) as connection:
-        connection.sendall(GOOD_REQUEST)
-        while not stop.wait(1.0):
-            try:
-                if not connection.recv(1):
-                    return
-            except OSError:
-                return
-
-
-def resets_in_mid_answer(url: str, stop: threading.Event) -> None:
-    while not stop.wait(0.05):
-        connection = connect(url, 4096)
-        connection.sendall(GOOD_REQUEST)
-        connection.recv(100)
-        reset(connection)
-
-
 def goes_before_the_answer(url: str, stop: threading.Event) -> None:
     while not stop.wait(0.05):
         connection = connect(url)
@@ -201,34 +176,6 @@ def sends_a_body(url: str, stop: threading.Event) -> None:
                 connection.sendall(b"x" * 65_536)
 
 
-def asks_without_reading(url: str, stop: threading.Event) -> None:
-    """Pipelines requests and never reads."""
-    with connect(url, 4096) as connection:
-        connection.settimeout(0.2)
-        while not stop.wait(0.05):
-            try:
-                connection.sendall(GOOD_REQUEST * 100)
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-
-
-BAD = (
-    never_sends,
-    asks_by_halves,
-    asks_byte_by_byte,
-    reads_nothing,
-    reads_a_byte_a_second,
-    resets_in_mid_answer,
-    goes_before_the_answer,
-    sends_garbage,
-    sends_a_huge_head,
-    sends_a_body,
-    asks_without_reading,
-)
-
-
 def _hold(connection: socket.socket, stop: threading.Event) -> None:
     connection.settimeout(0.1)
     while not stop.is_set():
@@ -241,17 +188,10 @@ def _hold(connection: socket.socket, stop: threading.Event) -> None:
             return
 
 
-def _hold_unread(connection: socket.socket, stop: threading.Event) -> None:
-    while not stop.wait(0.1):
-        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            return
-
-
 class Crowd:
     """Bad clients at work, each in a thread that starts anew when the server ends it."""
 
-    def __init__(self, url: str, clients: Any = BAD, each: int = 1) -> None:
+    def __init__(self, url: str, clients: Any, each: int = 1) -> None:
         self.stop = threading.Event()
         self.threads = [
             threading.Thread(target=self._again_and_again, args=(client, url), daemon=True)
