@@ -186,22 +186,6 @@ def test_filters_choose_what_is_shown_and_repaired(region: RegionFile) -> None:
     assert region.get("slot_used.total", slot=1) == 2 * GIB
 
 
-def test_a_container_that_is_not_chosen_is_not_repaired(region: RegionFile) -> None:
-    make_ill(region)
-    directory = region.path.parent.parent / f"{POD[:-1]}e_serve"
-    directory.mkdir()
-    other = RegionFile(directory / "usage.cache", hami.Layout.V1_2)
-    hami.create_region(other.path, memory_limits=(8 * GIB,), uuids=[GPU])
-    other.add_process(DEAD, {0: GIB})
-    before = other.content()
-    code, told = as_json(region, "--repair", "--container", "train")
-    assert (code, {each["container"] for each in told["repairs"]}) == (0, {"train"})
-    assert other.content() == before
-    code, told = as_json(region, "--repair")
-    assert (code, {each["container"] for each in told["repairs"]}) == (0, {"serve"})
-    assert other.content() != before
-
-
 def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(
     region: RegionFile,
 ) -> None:

@@ -280,15 +280,6 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(pat
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 
 
-def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
-    before = Path(path).read_bytes()
-    for verb in (("limits", "set", "--memory", "5GiB"), ("show",)):
-        answer = call(*verb, path, "--layout", "unversioned")
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert "has layout 1.2, not unversioned" in answer.stderr
-    assert Path(path).read_bytes() == before
-
-
 def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
     path: str,
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from support.command_line import COMMAND, Terminal, call, environment, run, start
+from support.command_line import COMMAND, Terminal, call, environment, start
 from support.node_scene import GIB
 from support.plan_scene import PlanScene, plan_yaml
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region
-from libhamiregion.node import Node
 
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 KEPT = "memory limit kept by rules[0] of"
@@ -157,18 +155,6 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         assert said in answer.stderr, words
 
 
-@pytest.mark.slow
-def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) -> None:
-    (tmp_path / "broken").mkdir()
-    source = "raise ModuleNotFoundError(name='yaml')"
-    (tmp_path / "broken" / "yaml.py").write_text(source)
-    scene.plan_file(SIX)
-    answer = run(*words_of("diff", scene), env={"PYTHONPATH": str(tmp_path / "broken")})
-    assert answer.returncode == 1
-    assert "needs yaml" in answer.stderr
-    assert re.search(r"pip install '\.\[.*\bplan\b.*\]'", answer.stderr)
-
-
 # ---- apply ----------------------------------------------------------------------------------
 
 
@@ -193,28 +179,6 @@ def test_apply_makes_the_diff_true_and_says_how_to_undo_it(
     assert (again["dry_run"], len(again["changes"])) == (False, 1)
 
 
-def test_an_undo_plan_is_written_over_nothing(scene: PlanScene) -> None:
-    """An earlier one is the only way back to what was there before."""
-    region = scene.container()
-    before = region.content()
-    plan = scene.plan_file(SIX)
-    earlier, link = scene.directory / "earlier.yaml", scene.directory / "link.yaml"
-    earlier.write_text("the way back")
-    link.symlink_to(scene.directory / "nowhere")
-    kept = plan.read_text()
-    for undo in (plan, earlier, link, scene.directory):
-        answer = limits("apply", scene, "--undo", str(undo))
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert "File exists" in answer.stderr
-    assert (plan.read_text(), earlier.read_text()) == (kept, "the way back")
-    assert link.is_symlink()
-    assert not scene.state.exists()
-    answer = limits("apply", scene, "--undo", "/nowhere/undo.yaml")
-    assert answer.returncode == 1
-    assert answer.stderr == "Error: /nowhere/undo.yaml: No such file or directory\n"
-    assert region.content() == before
-
-
 def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     region = scene.container()
     region.add_process(1, {0: 7 * GIB})
@@ -228,25 +192,6 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
     assert limits("apply", scene, "--force").returncode == 0
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
-
-
-def test_an_edit_that_another_is_faster_than_is_not_made_and_told(
-    scene: PlanScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    region = scene.container()
-    opened = Node.open
-
-    def spoilt(node: Node, container: Any) -> Any:
-        region.put("limit", 7 * GIB)
-        return opened(node, container)
-
-    scene.plan_file(SIX)
-    with monkeypatch.context() as patch:
-        patch.setattr(Node, "open", spoilt)
-        answer = limits("apply", scene)
-    assert answer.returncode == 3
-    assert "changed 0 of 1 container" in answer.stdout
-    assert region.limits()["memory"][:2] == [7 * GIB, 4 * GIB]
 
 
 # ---- agent, and annotations -------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +25,7 @@ from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 UIDS = [f"{digit}" * 8 + "-0000-4000-8000-" + f"{digit}" * 12 for digit in "123"]
 # Few, so that they meet; the last ones are as hostile as a directory's name can be.
@@ -154,26 +154,6 @@ def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake: FakeNod
         assert (code, [line.split()[:2] for line in said.splitlines()[1:]]) == (0, [[pod, name]])
         dry_run = ("limits", "set", text, "--memory", "2GiB", "--dry-run")
         assert asked(fake, *dry_run)[0] == 0
-
-
-def test_pods_of_one_name_are_told_apart_in_every_answer(fake: FakeNode) -> None:
-    pair = [fake.add("main", pod="etl-8", namespace="batch", processes=1) for _ in range(2)]
-    pair[1].processes[0].kill()
-    name = f"batch/etl-8@{pair[1].pod_uid}/main"
-    _, found, _ = asked(fake, "doctor", "--only", "dead_process_counted")
-    assert f"  {name}, device 0" in found
-    # A selection of one of them names it as the whole node would.
-    for verb in ("ps", "containers"):
-        _, out, _ = asked(fake, verb, name)
-        assert [line.split()[:2] for line in out.splitlines()[1:]] == [name.rsplit("/", 1)]
-    assert asked(fake, "reap", name, "--dry-run")[0] == 0
-    plan = Path(fake.root) / "plan.json"
-    plan.write_text(
-        '{"apiVersion": "hamiregion.io/v1", "kind": "LimitPlan", "rules": ['
-        '{"select": {"pod": "etl-8"}, "set": {"memory_limit": "16MiB"}}]}'
-    )
-    _, out, _ = asked(fake, "limits", "diff", str(plan))
-    assert f"left as it is: {name}: " in out
 
 
 def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake: FakeNode) -> None:

@@ -4,7 +4,6 @@ import datetime as dt
 import json
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.command_line import call, on_terminal, run
 from support.recorded_day import DAY_S, MIDNIGHT_S, record, tenants
-from support.wait import PATIENCE_S
 
 from libhamiregion.cli.report import parse_moment, parse_span
 from libhamiregion.report import Allocation, RecordingWriter, Sample
@@ -229,26 +227,6 @@ def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, sa
     answer = call("report", "--from", day, *words)
     assert (answer.returncode, answer.stdout) == (code, "")
     assert said in answer.stderr
-
-
-@pytest.mark.slow
-def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
-    """A report of a large node must fit beside the workloads."""
-    import sys
-
-    source = (
-        "import sys; sys.argv = ['hamiregion', 'report', '--from', sys.argv[1], *sys.argv[2:]];"
-        " from libhamiregion.cli.verbs import hamiregion\n"
-        "try:\n    hamiregion.run()\nexcept SystemExit:\n    pass\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules};"
-        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'kubernetes',"
-        " 'prometheus_client', 'yaml', 'pynvml'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source, day, *SPAN, "--format", "html", "--to", "/dev/null"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -156,15 +156,6 @@ def test_a_version_to_come_is_named(path: str) -> None:
     assert "1.2, of the newer version 1.3" in call("show", path).stdout
 
 
-def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
-    path = unpacked(GOLDEN / "1.2-owner-killed-holding-lock.cache.gz", tmp_path)
-    with hami.open_region(path) as region:
-        owner = region.snapshot().owner_pid
-    answer = call("show", path)
-    assert f"lock         pid:{owner}\n" in answer.stdout
-    assert "settled      no, " in answer.stdout
-
-
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [["show"], ["--help"], ["--version"]])
 def test_a_full_disk_is_a_failure(path: str, words: list[str]) -> None:

@@ -122,17 +122,6 @@ def test_each_of_several_containers_is_named_above_its_table(fake: FakeNode) -> 
     assert asked(fake, "limits", "get", "whisper-0", "--all")[1].startswith("DEVICE ")
 
 
-def test_what_there_is_not_is_a_failure_that_lists_what_there_is(fake: FakeNode) -> None:
-    code, _, err = asked(fake, "show", "gpt-0")
-    assert code == 1
-    assert "near it: inference/bert-0/train" in err
-    code, _, err = asked(fake, "show", "-n", "research", "whisper-0")
-    assert (code, "research; it is in inference" in err) == (1, True)
-    code, _, err = asked(fake, "show", "llama-0")
-    assert code == 1
-    assert "no .cache file" in err
-
-
 def test_a_local_file_is_never_taken_for_a_pod(
     fake: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
