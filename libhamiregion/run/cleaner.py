@@ -21,6 +21,9 @@ RECORD = "owner.json"
 
 # Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.
 _POLL_S = 0.5
+# A process that starts a program has its environment after microseconds, on a busy machine later.
+_STARTING_S = 0.001
+_STARTING_READS = 1000
 
 
 def start_time(pid: int) -> int | None:
@@ -34,6 +37,22 @@ def start_time(pid: int) -> int | None:
     # The first thread may have ended before the others.
     threads = int(fields[16])
     return None if state in b"ZX" and threads <= 1 else int(fields[18])
+
+
+def _environment_of(name: str) -> bytes:
+    """Read a process's environment; the kernel shows none while it starts a program."""
+    is_started = False
+    for _ in range(_STARTING_READS):
+        found = Path(f"/proc/{name}/environ").read_bytes()
+        if found or is_started:
+            break
+        is_started = bool(Path(f"/proc/{name}/cmdline").read_bytes())
+        if not is_started:
+            # Kernel threads and processes that have ended have no mappings.
+            if not Path(f"/proc/{name}/maps").read_bytes():
+                break
+            time.sleep(_STARTING_S)
+    return found
 
 
 def users(directory: str) -> list[int]:
@@ -51,7 +70,7 @@ def users(directory: str) -> list[int]:
             # Gone, or of a user who cannot enter the directory.
             with contextlib.suppress(OSError):
                 maps = b""
-                if not (is_named := named.search(Path(f"/proc/{name}/environ").read_bytes())):
+                if not (is_named := named.search(_environment_of(name))):
                     maps = Path(f"/proc/{name}/maps").read_bytes()
                 if is_named or (b"/libcuda" in maps and mapped.search(maps)):
                     found.append(int(name))

@@ -25,3 +25,17 @@ def test_where_pidfds_are_missing_the_wait_naps(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_wait_for_a_process_that_is_another_one_by_now_returns() -> None:
     cleaner.wait_for_end(os.getpid(), 1)
+
+
+def test_a_program_that_has_just_been_started_has_its_environment() -> None:
+    """On one processor this goes on while the kernel is still starting the program."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        for _ in range(100):
+            with subprocess.Popen(["sleep", "600"], env={"RUN": "/run/1"}) as program:
+                found = cleaner._environment_of(str(program.pid))
+                program.kill()
+            assert found == b"RUN=/run/1\0"
+    finally:
+        os.sched_setaffinity(0, processors)
