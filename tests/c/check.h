@@ -62,13 +62,15 @@ enum { CHECK_REPORTS = 50 };
         }                                                                                          \
     } while (0)
 
-#define RUN(test)                                                                                  \
+#define RUN_CALL(name, call)                                                                       \
     do {                                                                                           \
         const unsigned long check_before = atomic_load(&check_failures);                           \
-        test();                                                                                    \
+        call;                                                                                      \
         if (atomic_load(&check_failures) != check_before)                                          \
-            fprintf(stderr, "FAILED %s\n", #test);                                                 \
+            fprintf(stderr, "FAILED %s\n", name);                                                  \
     } while (0)
+
+#define RUN(test) RUN_CALL(#test, test())
 
 /* ---- What tests of threads and processes need --------------------------------- */
 

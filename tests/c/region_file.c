@@ -68,6 +68,16 @@ void region_file_remove(struct region_file *file)
         CHECK_FAILED("%s is not empty: something was left behind", file->directory);
 }
 
+void in_layouts(uint32_t first, uint32_t last, void (*test)(struct region_file *file))
+{
+    for (uint32_t layout = first; layout <= last; layout++) {
+        struct region_file file;
+        region_file_make(&file, layout);
+        test(&file);
+        region_file_remove(&file);
+    }
+}
+
 void poke32(const struct region_file *file, size_t offset, uint32_t value)
 {
     atomic_store((_Atomic uint32_t *)(file->bytes + offset), value);

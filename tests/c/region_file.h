@@ -35,6 +35,13 @@ void make_directory(char path[DIRECTORY_ROOM]);
 void region_file_make(struct region_file *file, uint32_t layout);
 void region_file_remove(struct region_file *file);
 
+/* Run a test with a new file of each of these layouts. */
+void in_layouts(uint32_t first, uint32_t last, void (*test)(struct region_file *file));
+
+/* Of one layout, and of all from one on: HR_V1_1 has a lock, HR_V1_1_POSTINIT seqlocks, too. */
+#define RUN_IN(layout, test) RUN_CALL(#test, in_layouts(layout, layout, test))
+#define RUN_FROM(first, test) RUN_CALL(#test, in_layouts(first, HR_LAYOUTS - 1, test))
+
 void poke32(const struct region_file *file, size_t offset, uint32_t value);
 void poke64(const struct region_file *file, size_t offset, uint64_t value);
 uint32_t peek32(const struct region_file *file, size_t offset);

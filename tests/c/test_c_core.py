@@ -6,11 +6,8 @@ from support import c_tools
 PROGRAMS = sorted(path.stem for path in c_tools.SOURCES.glob("test_*.c"))
 # It searches /proc again and again, for none but its own processes.
 SEARCHING = {"test_lock_points"}
-# Storms and races, and those that need a core of their own, which takes the compiler longest.
-LONG = {
-    *("test_edit_races", "test_interleaving", "test_reading", "test_store_order"),
-    *("test_lifetime", "test_truncation"),
-}
+# Storms of threads.
+LONG = {"test_lifetime", "test_truncation"}
 
 
 @pytest.mark.parametrize(

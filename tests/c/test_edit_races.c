@@ -49,9 +49,8 @@ static size_t limit_at(uint32_t device)
     return hook.file->layout->limit + (size_t)device * 8;
 }
 
-static void make_scene(struct region_file *file, uint32_t layout)
+static void name_third_device(const struct region_file *file)
 {
-    region_file_make(file, layout);
     memcpy(file->bytes + file->layout->uuids + 2 * HR_UUID_BYTES, "GPU-third", 10);
     poke64(file, file->layout->device_num, DEVICES);
     hook.file = file;
@@ -82,11 +81,10 @@ static void take_both(void)
 }
 
 /* Where a compare-and-set loses halfway, the devices before it are put back. */
-static void test_what_loses_halfway_is_undone(void)
+static void test_what_loses_halfway_is_undone(struct region_file *file)
 {
-    struct region_file file;
-    make_scene(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    name_third_device(file);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_edit edits[HR_EDITS_MAX];
     uint32_t conflicts = 0, after_checks = 0, at = 0;
     for (bool reached = true; reached && at < MOST_LOADS; at++) {
@@ -106,16 +104,15 @@ static void test_what_loses_halfway_is_undone(void)
         CHECK_EQ(call_error.device, 1);
         CHECK_EQ(call_error.found, 7 * GIB);
         CHECK_EQ(call_error.wanted, 4 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(0)), 4 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(1)), 7 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(2)), 4 * GIB);
+        CHECK_EQ(peek64(file, limit_at(0)), 4 * GIB);
+        CHECK_EQ(peek64(file, limit_at(1)), 7 * GIB);
+        CHECK_EQ(peek64(file, limit_at(2)), 4 * GIB);
         conflicts++;
         /* Its own check had passed, so the store of the first one was made and undone. */
         after_checks += edits[2].before == 4 * GIB;
     }
     CHECK(conflicts > 0 && after_checks > 0 && at < MOST_LOADS);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 static void take_the_second_then_both(void)
@@ -132,11 +129,10 @@ static void take_the_second_then_both(void)
 }
 
 /* What somebody else has stored since is not put back. */
-static void test_undo_takes_back_its_own_only(void)
+static void test_undo_takes_back_its_own_only(struct region_file *file)
 {
-    struct region_file file;
-    make_scene(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    name_third_device(file);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_edit edits[HR_EDITS_MAX];
     moments.seen_half_done = 0;
     for (uint32_t at = 0; at < MOST_LOADS; at++) {
@@ -153,13 +149,12 @@ static void test_undo_takes_back_its_own_only(void)
             break;
         CHECK_EQ(code, HR_ECONFLICT);
         const bool half_done = moments.seen_half_done > seen;
-        CHECK_EQ(peek64(&file, limit_at(0)), half_done ? 9 * GIB : 4 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(1)), 7 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(2)), 4 * GIB);
+        CHECK_EQ(peek64(file, limit_at(0)), half_done ? 9 * GIB : 4 * GIB);
+        CHECK_EQ(peek64(file, limit_at(1)), 7 * GIB);
+        CHECK_EQ(peek64(file, limit_at(2)), 4 * GIB);
     }
     CHECK(moments.seen_half_done > 0);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 static void halve(void)
@@ -168,11 +163,10 @@ static void halve(void)
 }
 
 /* A percentage is of what it replaces, whenever that came to stand there. */
-static void test_a_percentage_is_of_what_it_replaces(void)
+static void test_a_percentage_is_of_what_it_replaces(struct region_file *file)
 {
-    struct region_file file;
-    make_scene(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    name_third_device(file);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_edit edits[HR_EDITS_MAX];
     for (uint32_t at = 0; at < MOST_LOADS; at++) {
         reset_limits();
@@ -181,11 +175,10 @@ static void test_a_percentage_is_of_what_it_replaces(void)
         if (hook.loads <= at)
             break;
         CHECK_EQ(edits[0].before, 2 * GIB);
-        CHECK_EQ(peek64(&file, limit_at(0)), GIB);
+        CHECK_EQ(peek64(file, limit_at(0)), GIB);
     }
-    CHECK_EQ(peek64(&file, limit_at(0)), 2 * GIB);
+    CHECK_EQ(peek64(file, limit_at(0)), 2 * GIB);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 static void lift_sm_limit(void)
@@ -194,27 +187,25 @@ static void lift_sm_limit(void)
 }
 
 /* A level becomes a new limit where somebody lifts the old one just then. */
-static void test_a_limit_lifted_meanwhile_is_judged_again(void)
+static void test_a_limit_lifted_meanwhile_is_judged_again(struct region_file *file)
 {
-    struct region_file file;
-    make_scene(&file, HR_UNVERSIONED);
-    fill_slot(&file, 0, 100, 1, 0);
-    poke32(&file, file.layout->proc_num, 1);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    name_third_device(file);
+    fill_slot(file, 0, 100, 1, 0);
+    poke32(file, file->layout->proc_num, 1);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_edit edits[HR_EDITS_MAX];
     uint32_t at = 0;
     for (; at < MOST_LOADS; at++) {
-        poke64(&file, file.layout->sm_limit, 50);
+        poke64(file, file->layout->sm_limit, 50);
         edits[0] = (struct hr_edit){.kind = HR_SM, .value = 30};
         const int code = edit_at(region, edits, 1, at, lift_sm_limit);
         if (hook.loads <= at)
             break;
         CHECK_EQ(code, HR_EUNWATCHED);
-        CHECK_EQ(peek64(&file, file.layout->sm_limit), 100);
+        CHECK_EQ(peek64(file, file->layout->sm_limit), 100);
     }
     CHECK(at > 0 && at < MOST_LOADS);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 static uint64_t next_value;
@@ -226,27 +217,25 @@ static void write_another(void)
 }
 
 /* Where others write without end, an edit gives up. */
-static void test_no_edit_tries_for_ever(void)
+static void test_no_edit_tries_for_ever(struct region_file *file)
 {
-    struct region_file file;
-    make_scene(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    name_third_device(file);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_edit edits[HR_EDITS_MAX];
     next_value = GIB;
     edits[0] = (struct hr_edit){.kind = HR_MEMORY, .value = 8 * GIB};
     /* After the value, each try also loads what is used: the writer comes before that, too. */
     CHECK_EQ(edit_at(region, edits, 1, 0, write_another), HR_ECONFLICT);
-    CHECK_EQ(peek64(&file, limit_at(0)), next_value);
+    CHECK_EQ(peek64(file, limit_at(0)), next_value);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 int main(void)
 {
-    RUN(test_what_loses_halfway_is_undone);
-    RUN(test_undo_takes_back_its_own_only);
-    RUN(test_a_percentage_is_of_what_it_replaces);
-    RUN(test_a_limit_lifted_meanwhile_is_judged_again);
-    RUN(test_no_edit_tries_for_ever);
+    RUN_IN(HR_V1_2, test_what_loses_halfway_is_undone);
+    RUN_IN(HR_V1_2, test_undo_takes_back_its_own_only);
+    RUN_IN(HR_V1_2, test_a_percentage_is_of_what_it_replaces);
+    RUN_IN(HR_UNVERSIONED, test_a_limit_lifted_meanwhile_is_judged_again);
+    RUN_IN(HR_V1_2, test_no_edit_tries_for_ever);
     return check_report("test_edit_races");
 }

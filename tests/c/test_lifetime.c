@@ -12,9 +12,8 @@
 
 enum { READERS = 3, WRITERS = 2, WORKERS = 6, PROCESSES = 6 };
 
-static void make_busy(struct region_file *file, uint32_t layout)
+static void fill(const struct region_file *file)
 {
-    region_file_make(file, layout);
     for (uint32_t slot = 0; slot < PROCESSES; slot++)
         fill_slot(file, slot, (int32_t)slot + 1, slot, 2);
     poke32(file, file->layout->proc_num, PROCESSES);
@@ -100,7 +99,8 @@ static void test_close_under_readers_and_writers(void)
 {
     for (uint32_t round = 0; round < 4 * HR_LAYOUTS / SHARE_OF_WORK; round++) {
         struct region_file file;
-        make_busy(&file, round % HR_LAYOUTS);
+        region_file_make(&file, round % HR_LAYOUTS);
+        fill(&file);
         struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
         pthread_t threads[READERS + WRITERS], closers[2];
         for (int i = 0; i < READERS + WRITERS; i++)
@@ -154,14 +154,13 @@ static void *set_reader(void *argument)
 }
 
 /* Sets count themselves among the users of their regions: closing one waits for them. */
-static void test_close_under_sets(void)
+static void test_close_under_sets(struct region_file *file)
 {
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
+    fill(file);
     for (int round = 0; round < 40 / SHARE_OF_WORK; round++) {
         struct set_crowd crowd = {.rounds = 0};
         for (uint32_t i = 0; i < SET_MEMBERS; i++)
-            crowd.regions[i] = open_or_fail(file.path, HR_READ);
+            crowd.regions[i] = open_or_fail(file->path, HR_READ);
         pthread_t threads[READERS];
         for (int i = 0; i < READERS; i++)
             NEED(pthread_create(&threads[i], NULL, set_reader, &crowd) == 0);
@@ -176,16 +175,14 @@ static void test_close_under_sets(void)
         for (uint32_t i = 0; i < SET_MEMBERS; i++)
             hr_free(&crowd.regions[i]);
     }
-    region_file_remove(&file);
 }
 
 /* Closing at once, while calls are only beginning, many times. */
-static void test_close_at_once(void)
+static void test_close_at_once(struct region_file *file)
 {
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
+    fill(file);
     for (int round = 0; round < 200 / SHARE_OF_WORK; round++) {
-        struct crowd crowd = {.region = open_or_fail(file.path, HR_READ)};
+        struct crowd crowd = {.region = open_or_fail(file->path, HR_READ)};
         pthread_t threads[2];
         for (int i = 0; i < 2; i++)
             NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
@@ -194,7 +191,6 @@ static void test_close_at_once(void)
             pthread_join(threads[i], NULL);
         hr_free(&crowd.region);
     }
-    region_file_remove(&file);
 }
 
 static void in_forked_child(struct region_file *file, hr_region *region)
@@ -237,17 +233,16 @@ static void check_child(struct region_file *file, hr_region *region)
 }
 
 /* The calls that other threads were in at the fork never end in the child. */
-static void test_fork_while_threads_call(void)
+static void test_fork_while_threads_call(struct region_file *file)
 {
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
-    struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
+    fill(file);
+    struct crowd crowd = {.region = open_or_fail(file->path, HR_WRITE)};
     pthread_t threads[READERS];
     for (int i = 0; i < READERS; i++)
         NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
     for (int round = 0; round < 20 / SHARE_OF_WORK; round++) {
         const unsigned long before = atomic_load(&crowd.rounds);
-        check_child(&file, crowd.region);
+        check_child(file, crowd.region);
         while (atomic_load(&crowd.rounds) < before + 5)
             sched_yield();
     }
@@ -255,7 +250,6 @@ static void test_fork_while_threads_call(void)
     for (int i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
     hr_free(&crowd.region);
-    region_file_remove(&file);
 }
 
 /* Opening and closing from several threads at once. */
@@ -270,16 +264,14 @@ static void *open_often(void *argument)
     return NULL;
 }
 
-static void test_open_from_many_threads(void)
+static void test_open_from_many_threads(struct region_file *file)
 {
-    struct region_file file;
-    make_busy(&file, HR_V1_1_POSTINIT);
+    fill(file);
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
-        NEED(pthread_create(&threads[i], NULL, open_often, &file) == 0);
+        NEED(pthread_create(&threads[i], NULL, open_often, file) == 0);
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    region_file_remove(&file);
 }
 
 /* ---- Lock and slots under a close ------------------------------------------------ */
@@ -352,11 +344,9 @@ static void *give_back(void *region)
 }
 
 /* Only the thread that has the lock gives it back by hr_unlock_own(). */
-static void test_lock_of_another_thread_stays(void)
+static void test_lock_of_another_thread_stays(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     pthread_t thread;
     CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
     NEED(pthread_create(&thread, NULL, give_back, region) == 0);
@@ -364,16 +354,15 @@ static void test_lock_of_another_thread_stays(void)
     CHECK_EQ(hr_unlock_own(region, &call_error), HR_OK);
     CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 int main(void)
 {
-    RUN(test_lock_of_another_thread_stays);
-    RUN(test_open_from_many_threads);
-    RUN(test_fork_while_threads_call);
-    RUN(test_close_under_sets);
-    RUN(test_close_at_once);
+    RUN_IN(HR_V1_2, test_lock_of_another_thread_stays);
+    RUN_IN(HR_V1_1_POSTINIT, test_open_from_many_threads);
+    RUN_IN(HR_V1_2, test_fork_while_threads_call);
+    RUN_IN(HR_V1_2, test_close_under_sets);
+    RUN_IN(HR_V1_2, test_close_at_once);
     RUN(test_close_under_readers_and_writers);
     RUN(test_close_under_those_who_lock_and_attach);
     return check_report("test_lifetime");

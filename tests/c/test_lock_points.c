@@ -112,23 +112,18 @@ static void test_a_dead_writers_number_is_kept_while_its_signature_is_replaced(v
 }
 
 /* A number under which a dead writer stands is not drawn: its byte would come to life. */
-static void test_a_dead_writers_number_is_not_drawn(void)
+static void test_a_dead_writers_number_is_not_drawn(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        hold_as(&file, DEAD_BLOCK + 5);
-        drawn[0] = DEAD_BLOCK - HR_FOREIGN_OWNER;
-        draws = 0;
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
-        CHECK_EQ(draws, 2);
-        CHECK_EQ(owner_of(&file) / HR_TURNS, OTHER_BLOCK / HR_TURNS);
-        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
-        drawn[0] = drawn[1];
-        close_and_free(region);
-        region_file_remove(&file);
-    }
+    hold_as(file, DEAD_BLOCK + 5);
+    drawn[0] = DEAD_BLOCK - HR_FOREIGN_OWNER;
+    draws = 0;
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(draws, 2);
+    CHECK_EQ(owner_of(file) / HR_TURNS, OTHER_BLOCK / HR_TURNS);
+    CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+    drawn[0] = drawn[1];
+    close_and_free(region);
 }
 
 /* ---- The signatures of attached processes --------------------------------------------- */
@@ -142,39 +137,30 @@ static int attach_and_detach(hr_region *region)
 }
 
 /* The lock was signed with the byte: until it is given back nobody may be able to lock that. */
-static void test_who_detaches_keeps_its_byte_until_the_lock_is_given_back(void)
+static void test_who_detaches_keeps_its_byte_until_the_lock_is_given_back(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        pid_t pid = start(&file, attach_and_detach, HR_AT_UNLOCK_SEM_POSTED);
-        CHECK_EQ(owner_of(&file), 0);
-        CHECK(!can_lock_byte(&file, HR_PID_BYTE + pid));
-        finish(pid);
-        end(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK(can_lock_byte(&file, HR_PID_BYTE + pid));
-        region_file_remove(&file);
-    }
+    pid_t pid = start(file, attach_and_detach, HR_AT_UNLOCK_SEM_POSTED);
+    CHECK_EQ(owner_of(file), 0);
+    CHECK(!can_lock_byte(file, HR_PID_BYTE + pid));
+    finish(pid);
+    end(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK(can_lock_byte(file, HR_PID_BYTE + pid));
 }
 
 /* By others it cannot be judged: the byte of the pid is locked again. */
-static void test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed(void)
+static void
+test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        hold_as(&file, hr_attached_signature(getpid(), 7));
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
-        CHECK_EQ(owner_of(&file), 0);
-        hold_as(&file, hr_attached_signature(getpid(), 7));
-        CHECK_EQ(recover(region), HR_OK);
-        CHECK_EQ(owner_of(&file), 0);
-        CHECK_EQ(hr_detach(region, 0, ONE_SECOND, &call_error), HR_OK);
-        close_and_free(region);
-        region_file_remove(&file);
-    }
+    hold_as(file, hr_attached_signature(getpid(), 7));
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
+    CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(owner_of(file), 0);
+    hold_as(file, hr_attached_signature(getpid(), 7));
+    CHECK_EQ(recover(region), HR_OK);
+    CHECK_EQ(owner_of(file), 0);
+    CHECK_EQ(hr_detach(region, 0, ONE_SECOND, &call_error), HR_OK);
+    close_and_free(region);
 }
 
 static void on_point(int number, void (*handler)(int))
@@ -220,12 +206,10 @@ static void on_slot_byte_locked(int number)
 }
 
 /* Else another thread or handle claims the process's attachment beside the one that attaches. */
-static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
+static void test_a_handle_closes_when_its_attaching_thread_has_come_out(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    closed.attaching = open_or_fail(file.path, HR_WRITE);
-    closed.other = open_or_fail(file.path, HR_WRITE);
+    closed.attaching = open_or_fail(file->path, HR_WRITE);
+    closed.other = open_or_fail(file->path, HR_WRITE);
     on_point(HR_AT_SLOT_BYTE_LOCKED, on_slot_byte_locked);
     CHECK_EQ(hr_attach(closed.attaching, ONE_SECOND, &call_error), HR_ECLOSED);
     off_point(HR_AT_SLOT_BYTE_LOCKED);
@@ -233,7 +217,6 @@ static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
     CHECK_EQ(hr_attach(closed.other, ONE_SECOND, &call_error), HR_OK);
     hr_free(&closed.attaching);
     close_and_free(closed.other);
-    region_file_remove(&file);
 }
 
 /* ---- Calls of other threads in between ------------------------------------------------- */
@@ -258,17 +241,14 @@ static void on_slot_cleared(int number)
 }
 
 /* hr_lock() leaves the lock to its caller; what a call takes for itself is nobody else's. */
-static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
+static void test_no_other_thread_gives_back_what_a_call_has_taken(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    beside.region = open_or_fail(file.path, HR_WRITE);
+    beside.region = open_or_fail(file->path, HR_WRITE);
     on_point(HR_AT_ATTACH_SLOT_CLEARED, on_slot_cleared);
     CHECK_EQ(hr_attach(beside.region, ONE_SECOND, &call_error), HR_OK);
     off_point(HR_AT_ATTACH_SLOT_CLEARED);
     CHECK_EQ(hr_detach(beside.region, 0, ONE_SECOND, &call_error), HR_OK);
     close_and_free(beside.region);
-    region_file_remove(&file);
 }
 
 /* Between the first store of an accounting and its last the seqlock is odd. */
@@ -308,31 +288,24 @@ static uint64_t seqlock_in(const struct region_file *file, uint32_t slot)
 }
 
 /* libvgpu would wait for it with the lock.  That of a live process is its own matter. */
-static void test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even(void)
+static void test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
-            continue;
-        struct region_file file;
-        region_file_make(&file, id);
-        pid_t alive = start(&file, charge_without_limit, HR_AT_ACCOUNT_TOTAL_STORED);
-        pid_t dead = start(&file, account, HR_AT_ACCOUNT_TOTAL_STORED);
-        CHECK(owner_of(&file) != 0);
-        CHECK_EQ(seqlock_in(&file, 0) & 1, 1);
-        CHECK_EQ(seqlock_in(&file, 1) & 1, 1);
-        end(dead);
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
-        CHECK_EQ(seqlock_in(&file, 0) & 1, 1);
-        CHECK_EQ(seqlock_in(&file, 1) & 1, 0);
-        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
-        finish(alive);
-        end(alive);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(seqlock_in(&file, 0) & 1, 0);
-        close_and_free(region);
-        region_file_remove(&file);
-    }
+    pid_t alive = start(file, charge_without_limit, HR_AT_ACCOUNT_TOTAL_STORED);
+    pid_t dead = start(file, account, HR_AT_ACCOUNT_TOTAL_STORED);
+    CHECK(owner_of(file) != 0);
+    CHECK_EQ(seqlock_in(file, 0) & 1, 1);
+    CHECK_EQ(seqlock_in(file, 1) & 1, 1);
+    end(dead);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(seqlock_in(file, 0) & 1, 1);
+    CHECK_EQ(seqlock_in(file, 1) & 1, 0);
+    CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+    finish(alive);
+    end(alive);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(seqlock_in(file, 0) & 1, 0);
+    close_and_free(region);
 }
 
 /* ---- Waking --------------------------------------------------------------------------- */
@@ -347,27 +320,22 @@ static void await_sleep(pid_t pid)
 }
 
 /* Ours are not registered, and this one does not poll. */
-static void test_a_release_wakes_a_waiter_that_is_not_registered(void)
+static void test_a_release_wakes_a_waiter_that_is_not_registered(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
-        const pid_t sleeper = fork();
-        NEED(sleeper >= 0);
-        if (sleeper == 0) {
-            const struct timespec most = {.tv_sec = SLEEP_S};
-            _exit(syscall(SYS_futex, file.bytes + file.layout->sem, FUTEX_WAIT, 0, &most, NULL, 0));
-        }
-        await_sleep(sleeper);
-        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
-        int status;
-        NEED(waitpid(sleeper, &status, 0) == sleeper);
-        CHECK_EQ(status, 0);
-        close_and_free(region);
-        region_file_remove(&file);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    const pid_t sleeper = fork();
+    NEED(sleeper >= 0);
+    if (sleeper == 0) {
+        const struct timespec most = {.tv_sec = SLEEP_S};
+        _exit(syscall(SYS_futex, file->bytes + file->layout->sem, FUTEX_WAIT, 0, &most, NULL, 0));
     }
+    await_sleep(sleeper);
+    CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+    int status;
+    NEED(waitpid(sleeper, &status, 0) == sleeper);
+    CHECK_EQ(status, 0);
+    close_and_free(region);
 }
 
 /* What old glibc counts 128 waiters in is new glibc's flag of 128; killed ones stay counted. */
@@ -441,11 +409,9 @@ static pthread_t start_holding(void)
 
 /* Whoever has a descriptor of the region open for a moment holds the fork lock: a child would keep
  * what that descriptor has locked. */
-static void test_no_child_is_forked_while_forking_is_locked(void)
+static void test_no_child_is_forked_while_forking_is_locked(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     pthread_t thread = start_holding();
     pid_t pid = fork();
     NEED(pid >= 0);
@@ -459,14 +425,11 @@ static void test_no_child_is_forked_while_forking_is_locked(void)
     hr_fork_lock();
     hr_fork_unlock();
     close_and_free(region);
-    region_file_remove(&file);
 }
 
-static void test_a_byte_is_locked_while_no_child_can_be_forked(void)
+static void test_a_byte_is_locked_while_no_child_can_be_forked(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     pthread_t thread = start_holding();
     struct hr_byte_lock lock;
     CHECK_EQ(hr_lock_bytes(region, F_WRLCK, FAR_AWAY, 1, &lock), HR_OK);
@@ -474,16 +437,13 @@ static void test_a_byte_is_locked_while_no_child_can_be_forked(void)
     NEED(pthread_join(thread, NULL) == 0);
     hr_unlock_bytes(region, &lock);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 /* The page by which a byte is locked is not there in a child, which may have another in its place.
  */
-static void test_a_child_unmaps_nothing_of_its_own(void)
+static void test_a_child_unmaps_nothing_of_its_own(struct region_file *file)
 {
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
     struct hr_byte_lock lock;
     NEED(hr_lock_bytes(region, F_WRLCK, FAR_AWAY, 1, &lock) == HR_OK);
     NEED(lock.page != NULL);
@@ -506,24 +466,23 @@ static void test_a_child_unmaps_nothing_of_its_own(void)
     CHECK_EQ(msync(page, 1, MS_ASYNC), -1);
     CHECK(lock.page == NULL);
     close_and_free(region);
-    region_file_remove(&file);
 }
 
 int main(void)
 {
     share_result();
     RUN(test_a_dead_writers_number_is_kept_while_its_signature_is_replaced);
-    RUN(test_a_dead_writers_number_is_not_drawn);
-    RUN(test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
-    RUN(test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed);
-    RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
-    RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
+    RUN_FROM(HR_V1_1, test_a_dead_writers_number_is_not_drawn);
+    RUN_FROM(HR_V1_1, test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
+    RUN_FROM(HR_V1_1, test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed);
+    RUN_IN(HR_V1_2, test_a_handle_closes_when_its_attaching_thread_has_come_out);
+    RUN_IN(HR_V1_2, test_no_other_thread_gives_back_what_a_call_has_taken);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
-    RUN(test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even);
-    RUN(test_a_release_wakes_a_waiter_that_is_not_registered);
+    RUN_FROM(HR_V1_1_POSTINIT, test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even);
+    RUN_FROM(HR_V1_1, test_a_release_wakes_a_waiter_that_is_not_registered);
     RUN(test_a_charge_wakes_a_waiter_of_glibc);
-    RUN(test_no_child_is_forked_while_forking_is_locked);
-    RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
-    RUN(test_a_child_unmaps_nothing_of_its_own);
+    RUN_IN(HR_V1_2, test_no_child_is_forked_while_forking_is_locked);
+    RUN_IN(HR_V1_2, test_a_byte_is_locked_while_no_child_can_be_forked);
+    RUN_IN(HR_V1_2, test_a_child_unmaps_nothing_of_its_own);
     return check_report("test_lock_points");
 }

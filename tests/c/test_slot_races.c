@@ -53,9 +53,8 @@ static void remove_slot(const struct region_file *file, uint32_t hole)
 }
 
 /* Three slots: a dead process's, and those of two others, which hold something. */
-static void make_file(struct region_file *file, uint32_t layout)
+static void fill_three(const struct region_file *file)
 {
-    region_file_make(file, layout);
     for (uint32_t slot = 0; slot < 3; slot++) {
         poke32(file, slot_at(file, slot, file->layout->slot_pid), DEAD + slot);
         poke32(file, slot_at(file, slot, file->layout->slot_status), 1);
@@ -64,41 +63,33 @@ static void make_file(struct region_file *file, uint32_t layout)
     poke32(file, file->layout->proc_num, 3);
 }
 
-static void test_attaching_does_not_write_over_a_lowered_number(void)
+static void test_attaching_does_not_write_over_a_lowered_number(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_file(&file, id);
-        pid_t pid = start(&file, attach, HR_AT_ATTACH_PID_STORED);
-        remove_slot(&file, 0);
-        finish(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(count_of(&file), 3);
-        CHECK_EQ(pid_in(&file, 0), DEAD + 2);
-        CHECK_EQ(pid_in(&file, 1), DEAD + 1);
-        CHECK_EQ(pid_in(&file, 2), pid);
-        CHECK(pid_in(&file, 3) == 0);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_three(file);
+    pid_t pid = start(file, attach, HR_AT_ATTACH_PID_STORED);
+    remove_slot(file, 0);
+    finish(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(count_of(file), 3);
+    CHECK_EQ(pid_in(file, 0), DEAD + 2);
+    CHECK_EQ(pid_in(file, 1), DEAD + 1);
+    CHECK_EQ(pid_in(file, 2), pid);
+    CHECK(pid_in(file, 3) == 0);
+    end(pid);
 }
 
-static void test_detaching_does_not_write_over_a_lowered_number(void)
+static void test_detaching_does_not_write_over_a_lowered_number(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_file(&file, id);
-        pid_t pid = start(&file, attach_and_detach, HR_AT_REMOVE_USAGE_CLEARED);
-        CHECK_EQ(pid_in(&file, 3), pid);
-        remove_slot(&file, 0);
-        finish(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(count_of(&file), 3);
-        CHECK_EQ(pid_in(&file, 1), DEAD + 1);
-        CHECK_EQ(pid_in(&file, 2), DEAD + 2);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_three(file);
+    pid_t pid = start(file, attach_and_detach, HR_AT_REMOVE_USAGE_CLEARED);
+    CHECK_EQ(pid_in(file, 3), pid);
+    remove_slot(file, 0);
+    finish(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(count_of(file), 3);
+    CHECK_EQ(pid_in(file, 1), DEAD + 1);
+    CHECK_EQ(pid_in(file, 2), DEAD + 2);
+    end(pid);
 }
 
 static int reap(hr_region *region)
@@ -107,23 +98,19 @@ static int reap(hr_region *region)
     return hr_reap(region, NULL, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
 }
 
-static void test_a_slot_that_comes_while_others_are_reaped_stays(void)
+static void test_a_slot_that_comes_while_others_are_reaped_stays(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_file(&file, id);
-        pid_t pid = start(&file, reap, HR_AT_REMOVE_USAGE_CLEARED);
-        poke32(&file, slot_at(&file, 3, file.layout->slot_pid), (uint32_t)pid);
-        poke32(&file, file.layout->proc_num, 4);
-        finish(pid);
-        CHECK_EQ(*result, 2);
-        CHECK_EQ(count_of(&file), 4);
-        CHECK_EQ(pid_in(&file, 3), pid);
-        for (uint32_t slot = 0; slot < 3; slot++)
-            CHECK_EQ(total_in(&file, slot), 0);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_three(file);
+    pid_t pid = start(file, reap, HR_AT_REMOVE_USAGE_CLEARED);
+    poke32(file, slot_at(file, 3, file->layout->slot_pid), (uint32_t)pid);
+    poke32(file, file->layout->proc_num, 4);
+    finish(pid);
+    CHECK_EQ(*result, 2);
+    CHECK_EQ(count_of(file), 4);
+    CHECK_EQ(pid_in(file, 3), pid);
+    for (uint32_t slot = 0; slot < 3; slot++)
+        CHECK_EQ(total_in(file, slot), 0);
+    end(pid);
 }
 
 /* A waiter of libvgpu, whose time is up, takes the lock of one that was stopped. */
@@ -134,9 +121,8 @@ static void take_away(const struct region_file *file)
 }
 
 /* No process of libvgpu can start at the same time. */
-static void make_full_file(struct region_file *file, uint32_t layout)
+static void fill_all(const struct region_file *file)
 {
-    region_file_make(file, layout);
     for (uint32_t slot = 0; slot < HR_SLOTS; slot++) {
         poke32(file, slot_at(file, slot, file->layout->slot_pid), DEAD + slot);
         poke64(file, slot_at(file, slot, file->layout->slot_used) + TOTAL, 100);
@@ -150,7 +136,8 @@ static void test_a_full_table_of_dead_processes_survives_a_kill_of_the_reaper(vo
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
             struct region_file file;
-            make_full_file(&file, id);
+            region_file_make(&file, id);
+            fill_all(&file);
             end(start(&file, reap, points[i]));
             CHECK_EQ(count_of(&file), i == 0 ? HR_SLOTS : 0);
             hr_region *region = open_or_fail(file.path, HR_WRITE);
@@ -168,63 +155,51 @@ static void test_a_full_table_of_dead_processes_survives_a_kill_of_the_reaper(vo
 }
 
 /* A newcomer of libvgpu, to which the lock of the stopped reaper has gone. */
-static void test_a_newcomer_in_an_emptied_table_keeps_its_slot(void)
+static void test_a_newcomer_in_an_emptied_table_keeps_its_slot(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_full_file(&file, id);
-        pid_t pid = start(&file, reap, HR_AT_REMOVE_COUNT_STORED);
-        take_away(&file);
-        poke64(&file, slot_at(&file, 0, file.layout->slot_used) + TOTAL, 5);
-        poke32(&file, slot_at(&file, 0, file.layout->slot_pid), (uint32_t)pid);
-        poke32(&file, file.layout->proc_num, 1);
-        finish(pid);
-        CHECK_EQ(count_of(&file), 1);
-        CHECK_EQ(pid_in(&file, 0), pid);
-        CHECK_EQ(total_in(&file, 0), 5);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_all(file);
+    pid_t pid = start(file, reap, HR_AT_REMOVE_COUNT_STORED);
+    take_away(file);
+    poke64(file, slot_at(file, 0, file->layout->slot_used) + TOTAL, 5);
+    poke32(file, slot_at(file, 0, file->layout->slot_pid), (uint32_t)pid);
+    poke32(file, file->layout->proc_num, 1);
+    finish(pid);
+    CHECK_EQ(count_of(file), 1);
+    CHECK_EQ(pid_in(file, 0), pid);
+    CHECK_EQ(total_in(file, 0), 5);
+    end(pid);
 }
 
-static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
+static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_file(&file, id);
-        pid_t pid = start(&file, attach_and_charge, HR_AT_ACCOUNT_KIND_STORED);
-        if (file.layout->slot_seqlock == HR_ABSENT)
-            take_away(&file);
-        finish(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(total_in(&file, 3), 1000);
-        CHECK_EQ(peek64(&file, slot_at(&file, 3, file.layout->slot_used) + DATA), 1000);
-        CHECK_EQ(peek32(&file, file.layout->sem), 1);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_three(file);
+    pid_t pid = start(file, attach_and_charge, HR_AT_ACCOUNT_KIND_STORED);
+    if (file->layout->slot_seqlock == HR_ABSENT)
+        take_away(file);
+    finish(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(total_in(file, 3), 1000);
+    CHECK_EQ(peek64(file, slot_at(file, 3, file->layout->slot_used) + DATA), 1000);
+    CHECK_EQ(peek32(file, file->layout->sem), 1);
+    end(pid);
 }
 
-static void test_who_has_attached_or_detached_has_though_the_lock_was_lost(void)
+static void test_who_has_attached_or_detached_has_though_the_lock_was_lost(struct region_file *file)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        make_file(&file, id);
-        pid_t pid = start(&file, attach, HR_AT_ATTACH_COUNT_STORED);
-        take_away(&file);
-        finish(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(pid_in(&file, 3), pid);
-        end(pid);
-        poke32(&file, file.layout->proc_num, 3);
-        pid = start(&file, attach_and_detach, HR_AT_REMOVE_COUNT_STORED);
-        take_away(&file);
-        finish(pid);
-        CHECK_EQ(*result, HR_OK);
-        CHECK_EQ(count_of(&file), 3);
-        end(pid);
-        region_file_remove(&file);
-    }
+    fill_three(file);
+    pid_t pid = start(file, attach, HR_AT_ATTACH_COUNT_STORED);
+    take_away(file);
+    finish(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(pid_in(file, 3), pid);
+    end(pid);
+    poke32(file, file->layout->proc_num, 3);
+    pid = start(file, attach_and_detach, HR_AT_REMOVE_COUNT_STORED);
+    take_away(file);
+    finish(pid);
+    CHECK_EQ(*result, HR_OK);
+    CHECK_EQ(count_of(file), 3);
+    end(pid);
 }
 
 struct clear_call {
@@ -240,42 +215,37 @@ static int clear_copies(void *argument)
 
 /* A process that ends by itself stores pid 0 in the slot that it was seen working in.  Its copy
  * goes all the same, and what another one that is ending still has to give back stays. */
-static void test_copies_are_those_of_the_process_that_was_seen(void)
+static void test_copies_are_those_of_the_process_that_was_seen(struct region_file *file)
 {
-    const uint32_t layouts[] = {HR_V1_1, HR_V1_1_POSTINIT, HR_V1_2};
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
-        struct region_file file;
-        make_file(&file, layouts[i]);
-        poke64(&file, slot_at(&file, 0, file.layout->slot_used) + TOTAL, 5);
-        poke32(&file, slot_at(&file, 1, file.layout->slot_pid), 0);
-        static struct hr_table_view view;
-        for (uint32_t slot = 0; slot < 3; slot++)
-            view.seen[slot].pid = pid_in(&file, slot);
-        view.seen[2].pid = view.seen[0].pid;
-        poke32(&file, slot_at(&file, 2, file.layout->slot_pid), 0);
+    fill_three(file);
+    poke64(file, slot_at(file, 0, file->layout->slot_used) + TOTAL, 5);
+    poke32(file, slot_at(file, 1, file->layout->slot_pid), 0);
+    static struct hr_table_view view;
+    for (uint32_t slot = 0; slot < 3; slot++)
+        view.seen[slot].pid = pid_in(file, slot);
+    view.seen[2].pid = view.seen[0].pid;
+    poke32(file, slot_at(file, 2, file->layout->slot_pid), 0);
 
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        struct clear_call call = {.region = region, .view = &view};
-        CHECK_EQ(hr_run_write(region, clear_copies, &call), 1);
-        CHECK_EQ(total_in(&file, 0), 0);
-        CHECK_EQ(pid_in(&file, 0), DEAD);
-        CHECK_EQ(total_in(&file, 1), 100);
-        CHECK_EQ(total_in(&file, 2), 200);
-        close_and_free(region);
-        region_file_remove(&file);
-    }
+    hr_region *region = open_or_fail(file->path, HR_WRITE);
+    struct clear_call call = {.region = region, .view = &view};
+    CHECK_EQ(hr_run_write(region, clear_copies, &call), 1);
+    CHECK_EQ(total_in(file, 0), 0);
+    CHECK_EQ(pid_in(file, 0), DEAD);
+    CHECK_EQ(total_in(file, 1), 100);
+    CHECK_EQ(total_in(file, 2), 200);
+    close_and_free(region);
 }
 
 int main(void)
 {
     share_result();
-    RUN(test_attaching_does_not_write_over_a_lowered_number);
-    RUN(test_detaching_does_not_write_over_a_lowered_number);
-    RUN(test_a_slot_that_comes_while_others_are_reaped_stays);
+    RUN_FROM(HR_V1_1, test_attaching_does_not_write_over_a_lowered_number);
+    RUN_FROM(HR_V1_1, test_detaching_does_not_write_over_a_lowered_number);
+    RUN_FROM(HR_V1_1, test_a_slot_that_comes_while_others_are_reaped_stays);
     RUN(test_a_full_table_of_dead_processes_survives_a_kill_of_the_reaper);
-    RUN(test_a_newcomer_in_an_emptied_table_keeps_its_slot);
-    RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
-    RUN(test_who_has_attached_or_detached_has_though_the_lock_was_lost);
-    RUN(test_copies_are_those_of_the_process_that_was_seen);
+    RUN_FROM(HR_V1_1, test_a_newcomer_in_an_emptied_table_keeps_its_slot);
+    RUN_FROM(HR_V1_1, test_what_was_charged_is_no_failure_though_the_lock_was_lost);
+    RUN_FROM(HR_V1_1, test_who_has_attached_or_detached_has_though_the_lock_was_lost);
+    RUN_FROM(HR_V1_1, test_copies_are_those_of_the_process_that_was_seen);
     return check_report("test_slot_races");
 }
