@@ -1,8 +1,14 @@
 """A region that is damaged, remade or truncated while it is open: errors, and no edit."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from support.namespaces import own_mounts
 from support.region_calls import EDITS, GIB, READS, Call
 from support.region_file import MAGIC, RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -163,3 +169,50 @@ def test_zeros_at_the_end_of_a_whole_file_are_values(region: Region, file: Regio
     assert region.priority == 0
     region.set_priority(1)
     assert file.get("priority") == 1
+
+
+# ---- a page for which there is no room ----
+
+FULL_TMPFS = """
+import struct, sys
+from libhamiregion import Layout, RegionStale, create_region, open_region
+
+place = sys.argv[1]
+path = place + "/a.cache"
+PROC_NUM_OF_1_2 = 2_008_896
+create_region(path, memory_limits=(2**30,), layout=Layout.V1_2)
+with open(path, "rb+") as stream:
+    stream.seek(PROC_NUM_OF_1_2)
+    stream.write(struct.pack("<i", 9))
+with open_region(path, writable=True) as region:
+    with open(place + "/rest", "ab", buffering=0) as rest:
+        try:
+            while True:
+                rest.write(bytes(4096))
+        except OSError:
+            assert not region.is_stale()
+    for call in (region.snapshot, lambda: region.memory_used(0)):
+        try:
+            call()
+        except RegionStale as error:
+            assert "full" in str(error)
+        else:
+            raise AssertionError
+    with open(place + "/rest", "wb"):
+        pass
+    assert region.snapshot().slot_count == 9
+print("alive")
+"""
+
+
+def test_a_hole_for_which_there_is_no_room_is_survived(tmp_path: Path) -> None:
+    """Once there is room again the region is as good as before."""
+    inside = own_mounts(f"-t tmpfs -o size=256k,mode=700 none {tmp_path}")
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", FULL_TMPFS, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")

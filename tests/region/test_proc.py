@@ -23,7 +23,6 @@ from libhamiregion import (
     ReapedSlot,
     Region,
     SearchCutShort,
-    SlotRepair,
 )
 
 
@@ -97,25 +96,6 @@ def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
         region.recover_lock(proc=fake_proc.directory)
     # Three looks for the owner, and one under the host lock, of a second each.
     assert time.thread_time() - begun_s < 8
-
-
-@pytest.mark.slow
-def test_a_search_beside_hostile_maps_ends_in_time_and_names_the_pids_it_did_not_judge(
-    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
-) -> None:
-    for pid in range(1000, 1100):
-        fake_proc.add(pid, long_maps, NOBODY)
-    file.add_process(NOBODY, {0: 640})
-    begun_s = time.thread_time()
-    with pytest.raises(SearchCutShort):
-        region.reap(proc=fake_proc.directory, timeout_s=1)
-    assert time.thread_time() - begun_s < 5
-    assert pids(file) == [NOBODY]
-    file.put("proc_num", 0)
-    with pytest.raises(SearchCutShort, match=f"pids {NOBODY}") as caught:
-        region.repair_slots(proc=fake_proc.directory)
-    assert (caught.value.pids, caught.value.done) == ((NOBODY,), SlotRepair((), ()))
-    assert (file.get("proc_num"), is_free(file)) == (0, True)
 
 
 def test_a_process_with_too_many_maps_is_unknown_and_all_others_are_judged(

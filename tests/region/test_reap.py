@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.actors import Actor, MakeActor, map_libvgpu
+from support.actors import MakeActor, map_libvgpu
 from support.lock_bytes import NOBODY, is_free
 from support.namespaces import needs_first_namespace
 from support.reaping import reap_in_time
 from support.region_file import RegionFile, RegionFileFactory
-from support.slot_bytes import NOBODYS, WITH_SEQLOCK, pids, slot_bytes
-from support.wait import eventually
+from support.slot_bytes import NOBODYS, WITH_SEQLOCK, attached, pids, slot_bytes
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
-from libhamiregion.layouts import SLOT_CAPACITY
 
 pytestmark = needs_first_namespace()
 
@@ -24,35 +22,14 @@ with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
 DEAD = NOBODY
 
 
-def attached(make: MakeActor, file: RegionFile, nbytes: int) -> Actor:
-    process = make(file)
-    process("attach")
-    process("slot.charge", 0, nbytes)
-    return process
-
-
-@pytest.mark.parametrize("status", [0, 1])
-def test_a_full_table_of_dead_processes_has_room_again(file: RegionFile, status: int) -> None:
-    """A process of libvgpu that finds the table full ends before it looks for the dead."""
-    for slot in range(SLOT_CAPACITY):
-        file.put("slot_pid", DEAD + slot, slot=slot)
-        file.put("slot_status", status, slot=slot)
-    file.put("proc_num", SLOT_CAPACITY)
-    with open_region(file, writable=True) as region:
-        reap_in_time(region)
-        eventually(lambda: region.reap() == () and pids(file) == [])
-        with region.attach():
-            assert pids(file) == [os.getpid()]
-
-
 def test_nothing_moves_under_a_live_process_in_no_layout(
     file: RegionFile, actor: MakeActor
 ) -> None:
     """Processes of 2.8.1 and later remember where their slot is, also in a file that says 1.1."""
     file.add_process(DEAD, {0: 100, 3: 50})
-    one = attached(actor, file, 1)
+    one = attached(actor(file), 1)
     file.add_process(DEAD + 1, {0: 200})
-    two = attached(actor, file, 2)
+    two = attached(actor(file), 2)
     file.add_process(DEAD + 2, {0: 400})
     file.add_process(DEAD + 3, {0: 800})
     live = [slot_bytes(file, 1), slot_bytes(file, 3)]
@@ -89,19 +66,6 @@ def test_a_live_process_behind_the_last_slot_is_somebody_else(
     assert pids(file) == [DEAD]
 
 
-def test_the_slot_that_a_process_left_itself_is_not_told_as_a_dead_ones(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        slot.charge(0, 5)
-        behind = attached(actor, file, 1)
-        slot.detach()
-        assert pids(file) == [os.getpid(), behind.pid]
-        assert reap_in_time(region) == ()
-        assert pids(file) == [os.getpid(), behind.pid]
-
-
 def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
     file: RegionFile, actor: MakeActor
 ) -> None:
@@ -111,7 +75,7 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
     file.put("slot_monitorused", 6, device=15)
     for part in ("dec", "enc", "sm"):
         file.put(f"slot_util.{part}", 7, device=15)
-    attached(actor, file, 1)
+    attached(actor(file), 1)
     with open_region(file, writable=True) as region:
         (reaped,) = reap_in_time(region)
         assert reaped == ReapedSlot(DEAD, 105)
@@ -120,17 +84,11 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
 
 
 @with_seqlock
-@pytest.mark.parametrize("last", [False, True])
-def test_a_seqlock_that_a_death_left_odd_is_made_even(
-    last: bool, file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_seqlock_that_a_death_left_odd_is_made_even(file: RegionFile, actor: MakeActor) -> None:
     """Each reader of libvgpu spins on it for ever otherwise."""
-    if last:
-        attached(actor, file, 1)
     slot = file.add_process(DEAD)
     file.put("slot_seqlock", 41, slot=slot)
-    if not last:
-        attached(actor, file, 1)
+    attached(actor(file), 1)
     with open_region(file, writable=True) as region:
         assert not region.snapshot().settled
         # Also where nothing was charged.
@@ -139,25 +97,13 @@ def test_a_seqlock_that_a_death_left_odd_is_made_even(
         assert region.snapshot().settled
 
 
-@with_seqlock
-def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    inside = actor(file)
-    file.add_process(inside.pid, {0: 5})
-    file.put("slot_seqlock", 41, slot=0)
-    with open_region(file, writable=True) as region:
-        assert reap_in_time(region) == ()
-        assert file.get("slot_seqlock", slot=0) == 41
-
-
 @pytest.mark.root
 def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     file: RegionFile, actor: MakeActor
 ) -> None:
     """Versions up to 2.8.0 loop for ever over a slot with pid 0, and remove a dead process's."""
     file.add_process(0, {0: 30})
-    live = attached(actor, file, 1)
+    live = attached(actor(file), 1)
     file.add_process(0, {0: 40})
     stays = slot_bytes(file, 1)
     with open_region(file, writable=True) as region:
@@ -199,7 +145,7 @@ def test_who_ends_by_itself_may_still_give_memory_back(
 def test_only_the_named_ones_are_reaped(file: RegionFile, actor: MakeActor) -> None:
     for number in range(4):
         file.add_process(DEAD + number, {0: 10**number})
-    attached(actor, file, 5)
+    attached(actor(file), 5)
     with open_region(file, writable=True) as region:
         assert region.reap([]) == ()
         assert region.memory_used(0) == 1116
@@ -215,7 +161,7 @@ def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
     file: RegionFile, actor: MakeActor
 ) -> None:
     file.add_process(DEAD, {0: 10})
-    live = attached(actor, file, 5)
+    live = attached(actor(file), 5)
     with open_region(file, writable=True) as region:
         with pytest.raises(ValueError, match=f"process {live.pid} is alive") as caught:
             region.reap([DEAD, live.pid])

@@ -43,7 +43,6 @@ from libhamiregion import (
     RegionError,
     RegionStale,
     Slot,
-    SlotTableFull,
     open_region,
 )
 
@@ -128,22 +127,6 @@ def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFil
                 assert pids(file) == [os.getpid()]
 
 
-def test_a_full_table_is_an_error_that_names_the_way_out(file: RegionFile) -> None:
-    for slot in range(SLOTS):
-        file.put("slot_pid", NOBODY + slot, slot=slot)
-        file.put("slot_status", 1, slot=slot)
-    file.put("proc_num", SLOTS)
-    before = file.content()
-    with open_region(file, writable=True) as region:
-        with pytest.raises(SlotTableFull, match=r"1024 .*reap\(\)"):
-            region.attach()
-        assert file.content() == before
-        file.put("proc_num", SLOTS - 1)
-        with region.attach():
-            assert pids(file)[-1] == os.getpid()
-        assert file.get("proc_num") == SLOTS - 1
-
-
 # ---- Leaving ----
 
 
@@ -165,24 +148,6 @@ def test_a_slot_is_left_once_and_does_not_account_then(region_file: RegionFileFa
         with region.attach():
             slot.detach()
             assert pids(file) == [os.getpid()]
-
-
-def test_a_process_that_leaves_moves_nobody(file: RegionFile, actor: MakeActor) -> None:
-    """In no layout: who came after an upgrade remembers its slot, also in a file that says 1.1."""
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        slot.charge(0, 50)
-        other = actor(file)
-        other("attach")
-        other("slot.charge", 2, 9, "module")
-        stays = slot_bytes(file, 1)
-        slot.detach()
-        assert slot_bytes(file, 1) == stays
-        assert pids(file)[1:] == [other.pid]
-        assert (region.memory_used(0), region.memory_used(2)) == (0, 9)
-        # The emptied place can be had again, and never stands twice.
-        with region.attach():
-            assert sorted(pids(file)) == sorted([os.getpid(), other.pid])
 
 
 def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
@@ -250,8 +215,9 @@ def was_interrupted(step: int, call: Callable[[], object]) -> bool:
 
 
 def test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one(
-    file: RegionFile,
+    region_file: RegionFileFactory,
 ) -> None:
+    file = region_file()
     with open_region(file, writable=True) as region:
         old, replaced = region.attach(), 0
         for step in itertools.count(1):

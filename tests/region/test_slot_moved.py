@@ -44,18 +44,25 @@ def names_above(file: RegionFile) -> set[int]:
     return {file.get("slot_pid", slot=slot) for slot in range(count, count + 6)} - {0}
 
 
+@pytest.mark.parametrize("cleared", [False, True])
 def test_after_a_move_into_the_hole_of_a_dead_one(
-    layout: Layout, region_file: RegionFileFactory
+    cleared: bool, layout: Layout, region_file: RegionFileFactory
 ) -> None:
+    """From HAMi 2.10 on libvgpu clears the slot that it moves, whose seqlock may be odd then."""
     file = region_file(layout, uuids=["GPU-0"] * 10)
     with open_region(file, writable=True) as region:
         slot = attach_behind(file, region, 3)
-        move_last_into(file, 1)
+        before = move_last_into(file, 1)
+        if cleared:
+            put_slot(file, before, bytes(len(slot_bytes(file, before))))
+        if cleared and layout.has_seqlock:
+            file.put("slot_seqlock", file.get("slot_seqlock", slot=1) + 1, slot=1)
         slot.charge(0, 1)
         assert pids(file) == [NOBODY, os.getpid(), NOBODY + 2]
         assert own_usage(region, 0) == (0, 10, 101, 111)
         assert own_usage(region, 9) == (7, 0, 0, 7)
         assert region.memory_used(0) == 2111
+        assert region.snapshot().settled
         slot.release(0, 101)
         slot.release(0, 10, "module")
         slot.release(9, 7, "context")
@@ -64,25 +71,6 @@ def test_after_a_move_into_the_hole_of_a_dead_one(
         assert os.getpid() not in names_above(file) or not layout.has_seqlock
         assert region.memory_used(0) == 2000
         assert is_free(file)
-
-
-def test_after_a_move_that_clears_the_slot_it_is_moved_from(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    """As libvgpu does it from HAMi 2.10 on; what was there may come with a seqlock that is odd."""
-    file = region_file(layout, uuids=["GPU-0"] * 10)
-    with open_region(file, writable=True) as region:
-        slot = attach_behind(file, region, 3)
-        before = move_last_into(file, 1)
-        put_slot(file, before, bytes(len(slot_bytes(file, before))))
-        if layout.has_seqlock:
-            file.put("slot_seqlock", file.get("slot_seqlock", slot=1) + 1, slot=1)
-        slot.charge(0, 1)
-        assert pids(file) == [NOBODY, os.getpid(), NOBODY + 2]
-        assert own_usage(region, 0) == (0, 10, 101, 111)
-        assert region.snapshot().settled
-        slot.detach()
-        assert region.memory_used(0) == 2000
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -301,7 +301,9 @@ def test_who_has_detached_takes_its_slot_again(file: RegionFile, actor: MakeActo
         first.detach()
         # Not 0, over which older versions loop, nor a dead pid, which they remove.
         assert pids(file) == [os.getpid(), behind.pid]
+        assert slot_bytes(file, 1) == own
         assert used(file) == 1
+        assert region.reap() == (), "it was left, not lost"
         second = _attach(region, 7)
         assert pids(file) == [os.getpid(), behind.pid]
         assert used(file) == 8
