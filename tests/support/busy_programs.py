@@ -43,11 +43,6 @@ class BusyProgram:
         assert self.process.stdout.readline() == "started\n"
         self.pid = self.process.pid
 
-    def waited_for_a_cpu_s(self) -> float:
-        """How long its threads were ready to run and had no CPU, one after the other."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
-
     def kill(self) -> str:
         """SIGKILL it; what it has said on stderr."""
         self.process.kill()
@@ -64,11 +59,6 @@ class Observer:
         """How long a GPU has worked so far: for one process, or for all."""
         worked: int = self.program.do("fake_cuda_busy_ns", device, pid, OUT)
         return worked
-
-    def nvml_questions(self, device: int = 0) -> int:
-        """How often NVML was asked how busy a GPU or its processes are, by all together."""
-        count: int = self.program.do("fake_cuda_nvml_questions", device, OUT)
-        return count
 
     def busy_percent(self, over_s: float, device: int = 0, pid: int = 0) -> float:
         """How busy a GPU is from now on."""
