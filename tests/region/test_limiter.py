@@ -2,8 +2,6 @@
 
 import gc
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.alarm import Interrupted, alarm
+from support.forked import in_child
 from support.region_file import truncate
 from support.wait import PATIENCE_S
 
@@ -137,18 +137,8 @@ def test_without_a_limit_launches_pass_and_take_nothing(limit: "int | None") -> 
 def test_ctrl_c_ends_a_wait_without_a_timeout() -> None:
     limiter = make_limiter()
     limiter.acquire(1)
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            limiter.acquire(1)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(Interrupted), alarm(0.05):
+        limiter.acquire(1)
     assert limiter.tokens == -1
 
 
@@ -250,17 +240,15 @@ def test_the_limiter_keeps_its_region_alive(tmp_path: Path) -> None:
 def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region: Region) -> None:
     limiter = make_limiter(region=region)
     limiter.acquire(1000)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
+
+    def child() -> tuple[int, int, int]:
+        with pytest.raises(RegionClosed):
             limiter.tick(10)
-        except RegionClosed:
-            code = 0 if limiter.share > 0 and limiter.tokens > -1000 else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert limiter.tokens == -1000
+        return state(limiter)
+
+    share, tokens, _ = in_child(child)
+    assert share > 0
+    assert tokens > limiter.tokens == -1000
 
 
 # ---- Arguments ----

@@ -7,12 +7,13 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
 from support.actors import MakeActor
+from support.alarm import Interrupted, alarm
 from support.lock_bytes import (
     LOW_HALF,
     NOBODY,
@@ -322,25 +323,8 @@ def test_an_interrupt_ends_a_wait(
     assert is_free(file)
 
 
-class Interrupted(Exception):
-    """What a signal's handler raises, as Python's own does at Ctrl-C."""
-
-
-@pytest.fixture
-def interrupted_soon() -> Iterator[Callable[[], None]]:
-    """Have the handler of a signal raise, 30 ms from then."""
-
-    def interrupt(_: int, __: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.03) and None
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
 def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
-    file: RegionFile, actor: MakeActor, interrupted_soon: Callable[[], None]
+    file: RegionFile, actor: MakeActor
 ) -> None:
     holder = actor(file)
     with open_region(file, writable=True) as region:
@@ -348,11 +332,9 @@ def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
         hold(file, holder.pid)
         giver = threading.Timer(0.06, let_go, [file])
         giver.start()
-        with pytest.raises(Interrupted):  # noqa: PT012
-            interrupted_soon()
-            with region.lock(PATIENCE_S):
-                # Not signal.pause(), which never ends where the signal comes just before it.
-                time.sleep(PATIENCE_S)
+        with pytest.raises(Interrupted), alarm(0.03), region.lock(PATIENCE_S):
+            # Not signal.pause(), which never ends where the signal comes just before it.
+            time.sleep(PATIENCE_S)
         giver.join()
         eventually(lambda: is_free(file))
         with region.lock(1.0):

@@ -11,8 +11,8 @@ import time
 import pytest
 from support.actors import MakeActor
 from support.lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
-from support.namespaces import FOREIGN_OWNER, is_number, why_no_new_namespace
-from support.recovering import assert_usable, did, recover
+from support.namespaces import FOREIGN_OWNER, is_number, own_mounts
+from support.recovering import HOLD_STRUCT, assert_usable, did, recover
 from support.region_file import RegionFile, RegionFileFactory
 from support.slot_bytes import pids, used
 from support.wait import PATIENCE_S, eventually
@@ -189,25 +189,14 @@ def test_a_container_that_locks_all_bytes_costs_a_writer_its_timeout(
             pass
 
 
-LIBVGPUS_RANGE = """
-import fcntl, os
-descriptor = os.open(path, os.O_RDWR)
-fcntl.lockf(descriptor, fcntl.LOCK_EX, length, 0)
-scene.descriptor = descriptor
-"""
-
-
 @pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(
-    "layout",
-    [Layout.V1_1],
-)
+@pytest.mark.parametrize("layout", [Layout.V1_1])
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
     layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
     """A waiter that repairs under it stores its pid plainly; one that comes later has to wait."""
     libvgpu, late = actor(), actor()
-    libvgpu("evaluate", LIBVGPUS_RANGE, path=str(file.path), length=layout.size_bytes)
+    libvgpu("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)
     hold(file, FOREIGN_OWNER + NOBODY)
     with open_region(file, writable=True) as region:
         with pytest.raises(LockTimeout), region.lock(0.02):
@@ -215,7 +204,7 @@ def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
         assert (value_of(file), file.get("owner_pid")) == (0, FOREIGN_OWNER + NOBODY)
         libvgpu.kill()
         with region.lock():
-            late.start("evaluate", LIBVGPUS_RANGE, path=str(file.path), length=layout.size_bytes)
+            late.start("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)
             assert not late.is_done(within_s=0.05)
         late.outcome()
     assert is_free(file)
@@ -324,23 +313,9 @@ with open_region(sys.argv[1], writable=True) as region:
 def test_without_proc_a_region_is_opened_and_locked_like_any(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    if why_no_new_namespace():
-        pytest.skip(why_no_new_namespace())
     file = region_file(layout)
-    hide = 'mount -t tmpfs none /proc && exec "$@"'
     done = subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            hide,
-            "-",
-            sys.executable,
-            "-c",
-            WITHOUT_PROC,
-            file.path,
-        ],
+        [*own_mounts("-t tmpfs none /proc"), sys.executable, "-c", WITHOUT_PROC, file.path],
         capture_output=True,
         text=True,
         check=False,

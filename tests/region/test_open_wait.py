@@ -1,19 +1,17 @@
 """Waiting for a region that is not there yet."""
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.alarm import Interrupted, alarm
 from support.region_file import RegionFileFactory
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
     NotARegion,
-    Region,
     RegionNotFound,
     RegionNotReady,
     create_region,
@@ -71,26 +69,8 @@ def test_what_waiting_does_not_mend_is_told_at_once(
             open_region(link, timeout_s=timeout_s)
 
 
-class Interrupted(Exception):
-    pass
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[], object]]:
-    def interrupt(_number: int, _frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield lambda: signal.setitimer(signal.ITIMER_REAL, SHORT_S)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def test_a_signal_ends_the_waiting(tmp_path: Path, alarm: Callable[[], object]) -> None:
+def test_a_signal_ends_the_waiting(tmp_path: Path) -> None:
     began = time.monotonic()
-    opened: list[Region] = []
-    with pytest.raises(Interrupted):  # noqa: PT012
-        alarm()
-        opened.append(open_region(tmp_path / "missing", timeout_s=PATIENCE_S))
+    with pytest.raises(Interrupted), alarm(SHORT_S):
+        open_region(tmp_path / "missing", timeout_s=PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
-    assert opened == []

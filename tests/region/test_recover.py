@@ -9,7 +9,7 @@ from support.actors import MakeActor
 from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
 from support.namespaces import FOREIGN_OWNER
 from support.reaping import reap_in_time
-from support.recovering import NOTHING, assert_usable, did, recover, recover_in_time
+from support.recovering import HOLD_STRUCT, NOTHING, assert_usable, did, recover, recover_in_time
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import on_this_machine_s
 
@@ -299,14 +299,6 @@ def test_of_many_recoverers_one_gives_the_lock_back_once(
                 recovered += bool(one.outcome())
         assert recovered == 1
         assert is_free(file)
-
-
-HOLD_STRUCT = """
-import fcntl, os
-descriptor = os.open(path, os.O_RDWR)
-fcntl.lockf(descriptor, fcntl.LOCK_EX, length, 0)
-scene.descriptor = descriptor
-"""
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1])

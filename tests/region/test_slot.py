@@ -5,7 +5,6 @@ import itertools
 import os
 import pickle
 import random
-import signal
 import struct
 import sys
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.actors import MakeActor
+from support.alarm import Interrupted, alarm, interrupt
 from support.forked import in_child
 from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
@@ -174,21 +174,16 @@ def test_an_exception_while_a_slot_waits_to_be_detached_releases_it(
     """The handler of a signal gives the lock free, and raises."""
     holder = actor(file)
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def let_go_and_interrupt() -> None:
         let_go(file)
-        raise KeyboardInterrupt
+        interrupt()
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with open_region(file, writable=True) as region:
-            slot = region.attach(timeout_s=PATIENCE_S)
-            hold(file, holder.pid)
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(KeyboardInterrupt):
-                slot.detach()
-            assert pids(file) == []
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with open_region(file, writable=True) as region:
+        slot = region.attach(timeout_s=PATIENCE_S)
+        hold(file, holder.pid)
+        with alarm(0.05, let_go_and_interrupt), pytest.raises(Interrupted):
+            slot.detach()
+        assert pids(file) == []
 
 
 def was_interrupted(step: int, call: Callable[[], object]) -> bool:

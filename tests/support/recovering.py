@@ -18,6 +18,14 @@ NOTHING = LockRecovery(
     postinit=False,
 )
 
+# Up to 2.8.0 libvgpu recovers a lock under a record lock over the struct: an actor takes that.
+HOLD_STRUCT = """
+import fcntl, os
+descriptor = os.open(path, os.O_RDWR)
+fcntl.lockf(descriptor, fcntl.LOCK_EX, length, 0)
+scene.descriptor = descriptor
+"""
+
 
 def did(**what: bool) -> LockRecovery:
     """This and nothing else."""
