@@ -10,13 +10,12 @@ import attrs
 import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child
-from support.region_calls import EDITS, READS
+from support.region_calls import ALL, EDITS, LOCKING
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,
     NoSuchDevice,
-    Region,
     RegionClosed,
     RegionError,
     RegionReadOnly,
@@ -31,8 +30,6 @@ UUIDS = (
     "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30",
     "MIG-1c2a60f9-0d5e-4c3b-8a77-1b2f6e5d4c30",
 )
-
-CALLS = {"is_stale": Region.is_stale, **READS, **EDITS}
 
 
 def mappings_of(path: Path) -> list[str]:
@@ -74,7 +71,7 @@ def test_writes_through_a_read_only_region_are_refused_with_a_hint(
     file = region_file()
     before = file.content()
     with open_region(file) as region:
-        for call in EDITS.values():
+        for call in (*EDITS.values(), *LOCKING.values()):
             with pytest.raises(RegionReadOnly, match="writable=True") as error:
                 call(region)
             assert error.value.path == str(file.path)
@@ -250,7 +247,7 @@ def test_every_call_after_close_raises_region_closed(region_file: RegionFileFact
     region = open_region(file, writable=True)
     region.close()
     assert region.closed
-    for call in CALLS.values():
+    for call in ALL.values():
         with pytest.raises(RegionClosed, match="has been closed; open it again") as error:
             call(region)
         assert error.value.path == str(file.path)

@@ -18,6 +18,7 @@ from support.actors import MakeActor
 from support.alarm import Interrupted, alarm, interrupt
 from support.forked import in_child
 from support.lock_bytes import NOBODY, hold, is_free, let_go
+from support.region_calls import ALL
 from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
 from support.slot_bytes import (
     MARK_FLAG,
@@ -438,20 +439,6 @@ def test_a_charge_waits_for_the_holder_of_the_lock_and_up_to_2_8_0_a_release_too
 
 # ---- Fork ----
 
-AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
-    **CALLS,
-    "snapshot": lambda region, _: region.snapshot(),
-    "priority": lambda region, _: region.priority,
-    "set_priority": lambda region, _: region.set_priority(1),
-    "is_stale": lambda region, _: region.is_stale(),
-    "lock": lambda region, _: region.lock().__enter__(),
-    "lock_state": lambda region, _: region.lock_state(),
-    "recover_lock": lambda region, _: region.recover_lock(),
-    "reap": lambda region, _: region.reap(),
-    "repair_slots": lambda region, _: region.repair_slots(),
-    "suspend": lambda region, slot: region.suspend(slot.pid),
-}
-
 
 def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(
     file: RegionFile,
@@ -459,11 +446,13 @@ def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouch
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 11)
         before = file.content()
+        calls = [*(partial(call, region) for call in ALL.values())]
+        calls += [partial(call, region, slot) for call in CALLS.values()]
 
         def in_the_child() -> None:
-            for call in [*AFTER_FORK.values()] * 2:
+            for call in calls * 2:
                 with pytest.raises(RegionClosed, match=r"before fork\(\)"):
-                    call(region, slot)
+                    call()
 
         in_child(in_the_child)
         assert file.content() == before
