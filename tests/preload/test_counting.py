@@ -1,5 +1,6 @@
 """Every way to allocate is counted, and everything that frees is too."""
 
+import random
 import struct
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_an_allocation_counts_until_it_is_freed(limited: Make, way: str) -> None
         assert counted <= scene.used() <= CONTEXT + size
         program.do(free, made, *more)
         eventually(lambda: scene.used() == CONTEXT)
+
+
+def test_thousands_of_allocations_count_until_each_is_freed(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    made = [out for _, out in program.calls(*[("cuMemAlloc_v2", OUT, 512)] * 6000)]
+    assert scene.used() == CONTEXT + 6000 * 512
+    random.Random(6000).shuffle(made)
+    for gone in (made[:3000], made[3000:]):
+        program.calls(*[("cuMemFree_v2", address) for address in gone])
+    assert scene.used() == CONTEXT
+    assert program.call("cuMemFree_v2", made[0])[0] != SUCCESS
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -221,18 +234,6 @@ def test_a_context_that_was_destroyed_makes_room_for_another(limited: Make) -> N
     assert scene.used() == 2 * CONTEXT + SIZE
     program.do("cuCtxDestroy_v2", context)
     assert scene.used() == CONTEXT
-
-
-def test_a_pool_that_was_destroyed_makes_room_for_another(limited: Make) -> None:
-    """More than can be known at one time are made one after the other, and each counts."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
-    properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
-    for _ in range(300):
-        program.do("cuMemPoolDestroy", program.do("cuMemPoolCreate", OUT, properties))
-    made = from_pool(program)
-    assert scene.used() == CONTEXT + SIZE
-    program.do("cuMemFreeAsync", made, 0)
 
 
 def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(

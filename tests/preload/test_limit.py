@@ -238,13 +238,6 @@ def test_a_device_that_was_asked_for_too_soon_is_limited_all_the_same(limited: M
     assert refused(program, GIB)
 
 
-def test_devices_of_a_region_without_uuids_are_told_by_their_order(limited: Make) -> None:
-    scene = limited(memory=[GIB, 4 * GIB], uuids=[])
-    program = scene.program().start(1)
-    program.allocate(2 * GIB)
-    assert (scene.used(0), scene.used(1)) == (0, 2 * GIB + CONTEXT)
-
-
 def test_the_uuid_and_the_name_of_a_device_stay_as_they_are(limited: Make, bare: Bare) -> None:
     program, other = limited(memory=[GIB]).program().start(), bare().start()
     for question in (("cuDeviceGetUuid", room(16), 0), ("cuDeviceGetName", room(64), 64, 0)):
@@ -374,14 +367,6 @@ def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(
     host_pids = {each.pid: each.host_pid for each in scene.region.snapshot().processes}
     assert host_pids == {each.pid: each.pid + offset for each in (first, second)}
     assert len(others) == 2
-
-
-def test_a_program_under_the_region_is_in_the_drivers_list(limited: Make) -> None:
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
-    assert program.nvml_processes(0) == {program.pid: CONTEXT}
-    (process,) = scene.region.snapshot().processes
-    assert process.pid == program.pid
 
 
 def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited: Make) -> None:

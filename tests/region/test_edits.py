@@ -1,7 +1,6 @@
 """Edits of a live region: what is stored, what is refused, and which processes notice."""
 
 import itertools
-import os
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -317,33 +316,6 @@ def test_one_conflict_leaves_everything_as_it_was(region_file: RegionFileFactory
             assert (error.value.device, error.value.found) == (device, found)
             assert file.content() == before
         assert region.set_recent_kernel(1, expected=2).before == 2
-
-
-def test_two_processes_never_both_win_a_compare_and_set(region_file: RegionFileFactory) -> None:
-    path = region_file(priority=0).path
-    children, rounds, readers = 3, 500, []
-    for _ in range(children):
-        read, write = os.pipe()
-        if os.fork() == 0:
-            won = 0
-            with open_region(path, writable=True) as region:
-                while (now := region.priority) < rounds:
-                    try:
-                        region.edit_limits([LimitEdit(priority=now + 1, expected=now)])
-                        won += 1
-                    except LimitConflict:
-                        pass
-            os.write(write, str(won).encode())
-            os._exit(0)
-        os.close(write)
-        readers.append(read)
-    wins = []
-    for read in readers:
-        with os.fdopen(read) as answer:
-            wins.append(int(answer.read()))
-    for _ in range(children):
-        os.wait()
-    assert sum(wins) == rounds
 
 
 # ---- Harm to running processes ----

@@ -147,20 +147,6 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
 # ---- deaths ----
 
 
-def test_one_outside_is_killed_and_one_inside_who_waits_gets_the_lock(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    holder, waiter = outside(file), attached(inside, file)
-    holder("lock")
-    waiter.start("lock", 30.0)
-    assert not waiter.is_done(within_s=0.05)
-    holder.kill()
-    waiter.outcome()
-    assert owner_of(file) == waiter.pid
-    waiter("unlock")
-    assert is_free(file)
-
-
 @pytest.mark.parametrize("whose", ["this library", "libvgpu"])
 def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
     whose: str, file: RegionFile, outside: MakeActor, inside: MakeActor

@@ -1,21 +1,19 @@
 """A lock that somebody holds, or may hold as far as anybody can tell, is never broken."""
 
-import contextlib
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.actors import MakeActor, ProcessFactory
-from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
+from support.lock_bytes import NOBODY, hold, set_value, value_of
 from support.namespaces import why_no_new_namespace
 from support.recovering import assert_usable, did, recover
 from support.region_file import RegionFile
 from support.slot_bytes import pids
-from support.wait import eventually, goes_on
+from support.wait import eventually
 
 from libhamiregion import (
     Layout,
@@ -80,80 +78,6 @@ def test_a_lock_that_this_library_holds_is_never_broken(
     assert file.content() == before
     holder("unlock")
     assert_usable(file)
-
-
-TAKE_TURNS = """
-import os
-turns = 0
-while turns <= 3 or not os.path.exists(over):
-    with region.lock(60.0):
-        turns += 1
-    slot.charge(0, 1, "context")
-    slot.release(0, 1, "context")
-answer = turns
-"""
-
-
-def test_those_who_take_turns_are_not_disturbed_by_recoverers(
-    file: RegionFile, actor: MakeActor, tmp_path: Path
-) -> None:
-    """Whatever moment it looks at: a holder whose lock is broken gets an error on leaving."""
-    over = tmp_path / "over"
-    workers = [actor(file) for _ in range(2)]
-    for worker in workers:
-        worker("attach")
-        worker.start("evaluate", TAKE_TURNS, over=str(over))
-    attempts, began_s = 0, time.monotonic()
-    with open_region(file, writable=True) as region:
-        while goes_on(began_s, 0.5, is_enough=attempts > 3):
-            attempts += 1
-            with contextlib.suppress(LockNotRecoverable):
-                assert not region.recover_lock(watch_s=0)
-            assert file.get("sem") & LOW_HALF <= 1
-    over.touch()
-    assert attempts > 3
-    assert all(worker.outcome() > 3 for worker in workers)
-    for worker in workers:
-        worker("slot.detach")
-    assert_usable(file)
-
-
-RECOVER_BESIDE_OWN_THREADS = """
-import threading, time
-import libhamiregion
-errors, recovered, going = [], 0, True
-def account():
-    try:
-        while going:
-            slot.charge(0, 1)
-            slot.release(0, 1)
-    except BaseException as error:
-        errors.append(repr(error))
-threads = [threading.Thread(target=account) for _ in range(2)]
-for thread in threads:
-    thread.start()
-until = time.monotonic() + seconds
-with libhamiregion.open_region(region.path, writable=True) as other:
-    while time.monotonic() < until:
-        try:
-            recovered += bool(other.recover_lock(watch_s=0))
-        except libhamiregion.LockNotRecoverable:
-            pass
-going = False
-for thread in threads:
-    thread.join()
-answer = (errors, recovered, region.memory_used(0))
-"""
-
-
-def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_another_handle(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    process = actor(file)
-    process("attach")
-    outcome = process("evaluate", RECOVER_BESIDE_OWN_THREADS, seconds=0.6)
-    assert outcome == ([], 0, 0)
-    assert is_free(file)
 
 
 # ---- what cannot be told is left alone ----

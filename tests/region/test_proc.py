@@ -212,16 +212,6 @@ def test_a_search_reads_all_maps_before_it_takes_the_lock(
     assert region.memory_used(0) == 0
 
 
-@pytest.mark.parametrize(("field", "value"), [("slot_used.total", 641), ("slot_hostpid", 77)])
-def test_a_slot_that_has_changed_since_the_search_began_is_left(
-    field: str, value: int, region: Region, file: RegionFile, neighbour: Neighbour
-) -> None:
-    """As by a process that has got the dead one's pid and slot meanwhile."""
-    neighbour.at[0] = lambda _: file.put(field, value)
-    assert region.reap(proc=neighbour.proc) == ()
-    assert region.memory_used(0) in {640, 641}
-
-
 def test_a_death_that_a_byte_proves_is_not_searched_for(
     region: Region, file: RegionFile, neighbour: Neighbour
 ) -> None:

@@ -233,32 +233,6 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Pa
             region.reap(proc=tmp_path / "missing")
 
 
-COME_AND_GO = """
-import time
-import libhamiregion
-until = time.monotonic() + seconds
-while time.monotonic() < until:
-    with libhamiregion.open_region(region.path, writable=True) as own, own.attach(timeout_s=30.0):
-        assert [one.status for one in own.snapshot().processes if one.pid == pid] == [1]
-"""
-
-
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
-def test_those_who_come_meanwhile_are_not_taken_for_dead(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    """Who attached after /proc was looked at is not in what was seen there."""
-    crowd = [actor(file) for _ in range(3)]
-    for one in crowd:
-        one.start("evaluate", COME_AND_GO, pid=one.pid, seconds=0.5)
-    with open_region(file, writable=True) as region:
-        while not all(one.is_done() for one in crowd):
-            assert reap_in_time(region, timeout_s=30.0) == ()
-    for one in crowd:
-        one.outcome()
-    assert is_free(file)
-
-
 # ---- dry runs and values ----
 
 

@@ -4,8 +4,8 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from support.golden_regions import GoldenRegion
@@ -24,7 +24,6 @@ from libhamiregion import (
     RegionCorrupt,
     RegionNotFound,
     RegionSet,
-    RegionSnapshot,
     RegionStale,
     RegionTable,
     UsageColumns,
@@ -83,51 +82,29 @@ def contents(table: RegionTable) -> dict[str, dict[str, list[int]]]:
     }
 
 
-def same(columns: Columns, row: int, part: Any) -> None:
-    """Each column holds the value of the snapshot's part that has its name."""
-    for name in columns.columns:
-        value = getattr(part, "index" if name == "device" else name, None)
-        cell = getattr(columns, name)[row]
-        if name == "layout":
-            assert cell == value.number
-        elif name == "sm_limit_percent":
-            assert (value or 100) == (cell or 100)
-        elif name != "taken_at_ns" and hasattr(part, "index" if name == "device" else name):
-            assert cell == (value or (-1 if name == "refusals" and value is None else 0)), name
-
-
-def rows_of(table: RegionTable, row: int, snapshot: RegionSnapshot) -> None:
-    """Hold one region's rows against its snapshot."""
-    regions, devices, processes, usages = (getattr(table, name) for name in TABLES)
-    same(regions, row, snapshot)
-    counts = regions.code[row], regions.process_count[row], regions.device_rows[row]
-    assert counts == (0, len(snapshot.processes), len(snapshot.devices))
-    for at, device in enumerate(snapshot.devices, regions.first_device[row]):
-        same(devices, at, device)
-        assert (devices.region[at], devices.uuid(at)) == (row, device.uuid)
-    for at, process in enumerate(snapshot.processes, regions.first_process[row]):
-        same(processes, at, process)
-        assert processes.region[at] == row
-        for usage_at, usage in enumerate(process.devices, processes.first_usage[at]):
-            same(usages, usage_at, usage)
-            assert usages.process[usage_at] == at
-
-
 def check(table: RegionTable, files: list[RegionFile]) -> None:
-    """Every row of a table is what the region's own snapshot says, in the same order."""
-    snapshots = []
-    for file in files:
-        with open_region(file) as region:
-            snapshots.append(region.snapshot())
+    """Every row of a table is what the region's own snapshot says, in the same order.
+
+    The columns are held against snapshots in test_frames.py.
+    """
     assert table.paths == tuple(str(file.path) for file in files)
-    for row, snapshot in enumerate(snapshots):
-        assert table.error(row) is None
-        rows_of(table, row, snapshot)
-    assert len(table.devices) == sum(len(snapshot.devices) for snapshot in snapshots)
-    assert len(table.processes) == sum(len(snapshot.processes) for snapshot in snapshots)
-    assert len(table.usages) == sum(
-        len(snapshot.processes) * len(snapshot.devices) for snapshot in snapshots
-    )
+    devices, processes, usages = 0, 0, 0
+    for row, file in enumerate(files):
+        with open_region(file) as region:
+            expected = region.snapshot()
+        found = table.snapshot(row)
+        assert attrs.evolve(found, taken_at_ns=expected.taken_at_ns) == expected
+        counts = table.regions.device_rows[row], table.regions.process_count[row]
+        assert counts == (len(expected.devices), len(expected.processes))
+        firsts = table.regions.first_device[row], table.regions.first_process[row]
+        assert firsts == (devices, processes)
+        devices += len(expected.devices)
+        for process in expected.processes:
+            assert table.processes.first_usage[processes] == usages
+            processes += 1
+            usages += len(process.devices)
+    assert (len(table.devices), len(table.processes)) == (devices, processes)
+    assert len(table.usages) == usages
 
 
 # ---- reading ----
@@ -397,7 +374,9 @@ def test_a_region_that_fails_has_its_code_and_no_other_rows(files: list[RegionFi
         assert set(table.processes.region) == {1, 3}
         for row in (1, 3):
             with open_region(files[row]) as region:
-                rows_of(table, row, region.snapshot())
+                expected = region.snapshot()
+            found = table.snapshot(row)
+            assert attrs.evolve(found, taken_at_ns=expected.taken_at_ns) == expected
 
 
 # ---- closing, threads, fork ----
