@@ -252,28 +252,6 @@ static void test_fork_while_threads_call(struct region_file *file)
     hr_free(&crowd.region);
 }
 
-/* Opening and closing from several threads at once. */
-static void *open_often(void *argument)
-{
-    const struct region_file *file = argument;
-    for (int i = 0; i < 300; i++) {
-        hr_region *region = open_or_fail(file->path, i % 2 ? HR_READ : HR_WRITE);
-        CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), PROCESSES);
-        close_and_free(region);
-    }
-    return NULL;
-}
-
-static void test_open_from_many_threads(struct region_file *file)
-{
-    fill(file);
-    pthread_t threads[4];
-    for (int i = 0; i < 4; i++)
-        NEED(pthread_create(&threads[i], NULL, open_often, file) == 0);
-    for (int i = 0; i < 4; i++)
-        pthread_join(threads[i], NULL);
-}
-
 /* ---- Lock and slots under a close ------------------------------------------------ */
 
 struct worker {
@@ -359,7 +337,6 @@ static void test_lock_of_another_thread_stays(struct region_file *file)
 int main(void)
 {
     RUN_IN(HR_V1_2, test_lock_of_another_thread_stays);
-    RUN_IN(HR_V1_1_POSTINIT, test_open_from_many_threads);
     RUN_IN(HR_V1_2, test_fork_while_threads_call);
     RUN_IN(HR_V1_2, test_close_under_sets);
     RUN_IN(HR_V1_2, test_close_at_once);

@@ -78,11 +78,6 @@ typedef struct {
 } CUmemAllocationProp;
 
 typedef struct {
-    CUmemLocation location;
-    int flags;
-} CUmemAccessDesc;
-
-typedef struct {
     int allocType, handleTypes;
     CUmemLocation location;
     void *win32SecurityAttributes;

@@ -85,7 +85,7 @@ def contents(table: RegionTable) -> dict[str, dict[str, list[int]]]:
 def check(table: RegionTable, files: list[RegionFile]) -> None:
     """Every row of a table is what the region's own snapshot says, in the same order.
 
-    The columns are held against snapshots in test_frames.py.
+    The columns are held against snapshots in test_tables.py.
     """
     assert table.paths == tuple(str(file.path) for file in files)
     devices, processes, usages = 0, 0, 0
