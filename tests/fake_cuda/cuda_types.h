@@ -98,7 +98,7 @@ enum {
 
 typedef struct {
     CUmemPoolProps poolProps;
-    const CUmemAccessDesc *accessDescs;
+    const void *accessDescs;
     size_t accessDescCount;
     size_t bytesize;
     CUdeviceptr dptr;

@@ -14,6 +14,7 @@ import attrs
 import pytest
 from support.actors import MakeActor
 from support.alarm import Interrupted, alarm
+from support.forked import meanwhile
 from support.lock_bytes import (
     LOW_HALF,
     NOBODY,
@@ -388,21 +389,20 @@ def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
 @needs_first_namespace()
 def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFile) -> None:
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def hold_open() -> None:
         with open_region(file, writable=True):
             os.write(writing, b"+")
             time.sleep(PATIENCE_S)
-        os._exit(0)
-    os.read(reading, 1)
-    hold(file, child)
-    with open_region(file) as region:
+
+    with meanwhile(hold_open) as child, open_region(file) as region:
+        os.read(reading, 1)
+        hold(file, child)
         assert region.lock_state().owner_life == "alive"
-        os.kill(child, 9)
+        os.kill(child, signal.SIGKILL)
         eventually(lambda: b") Z " in Path(f"/proc/{child}/stat").read_bytes())
         state = region.lock_state()
     assert (state.owner_life, state.owner_host_pid) == ("dead", None)
-    os.waitpid(child, 0)
     os.close(reading)
     os.close(writing)
 

@@ -8,12 +8,12 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked import unprivileged
+from support.forked import meanwhile, unprivileged
 from support.region_file import RegionFile, RegionFileFactory, truncate
 from support.wait import PATIENCE_S
 
@@ -222,26 +222,20 @@ def test_a_region_of_softmig_2_is_refused_and_named(size: int, tmp_path: Path) -
 def leased(path: Path, kind: int) -> Iterator[None]:
     """A process holds a lease on a file, and does not give it back when it is asked."""
     ready, written = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.signal(signal.SIGIO, signal.SIG_IGN)
-            how = os.O_RDWR if kind == fcntl.F_WRLCK else os.O_RDONLY
-            fcntl.fcntl(os.open(path, how), fcntl.F_SETLEASE, kind)
-            os.write(written, b"1")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(written)
-    try:
+
+    def lease() -> None:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        how = os.O_RDWR if kind == fcntl.F_WRLCK else os.O_RDONLY
+        fcntl.fcntl(os.open(path, how), fcntl.F_SETLEASE, kind)
+        os.write(written, b"1")
+        signal.pause()
+
+    with meanwhile(lease):
+        os.close(written)
         if os.read(ready, 1) != b"1":
             pytest.skip("this file system has no leases")
-        yield
-    finally:
         os.close(ready)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        yield
 
 
 def test_a_lease_of_a_container_is_named_in_the_error(region_file: RegionFileFactory) -> None:
@@ -262,27 +256,6 @@ def test_a_lease_of_a_container_is_named_in_the_error(region_file: RegionFileFac
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
-@contextmanager
-def exchanged_without_pause(first: Path, second: Path) -> Iterator[None]:
-    """Another process swaps two names, as often as it can, until the block is left."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        pytest.skip("this libc has no renameat2()")
-    names = os.fsencode(first), os.fsencode(second)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            while True:
-                libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-        finally:
-            os._exit(1)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_a_name_that_changes_hands_gives_the_region_or_the_error(
     region_file: RegionFileFactory,
 ) -> None:
@@ -291,10 +264,14 @@ def test_a_name_that_changes_hands_gives_the_region_or_the_error(
     secret = region_file(memory_limits=(666,))
     other = file.path.with_name("other")
     other.symlink_to(secret.path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        pytest.skip("this libc has no renameat2()")
+    first, second = os.fsencode(file.path), os.fsencode(other)
     opened = 0
     refused_as: list[str] = []
     deadline = time.monotonic() + PATIENCE_S
-    with exchanged_without_pause(file.path, other):
+    with meanwhile(lambda: libc.renameat2(AT_FDCWD, first, AT_FDCWD, second, RENAME_EXCHANGE)):
         for attempt in itertools.count():
             if attempt >= 6000 and min(opened, len(refused_as)) > 100:
                 break

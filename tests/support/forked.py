@@ -1,9 +1,10 @@
 """Work in a forked child, and work as a user without privileges."""
 
+import contextlib
 import os
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from support.wait import PATIENCE_S
@@ -39,6 +40,23 @@ def in_child(work: Callable[[], T]) -> T:
     if not succeeded:
         raise value
     return value
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[int]:
+    """Have a forked child work, again and again, until it is killed; the pid of the child."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            while True:
+                work()
+        finally:
+            os._exit(1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def unprivileged(work: Callable[[], T]) -> T:
