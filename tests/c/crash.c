@@ -23,8 +23,7 @@ static struct {
     uint32_t rounds;
     uint64_t seed;
     int layout; /* -1: all */
-    int point;  /* -1: all */
-} options = {.rounds = 20, .seed = 1, .layout = -1, .point = -1};
+} options = {.rounds = 20, .seed = 1, .layout = -1};
 
 static uint32_t reports;
 
@@ -340,23 +339,16 @@ static void play_rounds(struct scene *scene, int point, uint32_t count)
     }
 }
 
-static bool is_asked_for(int point)
-{
-    return options.point < 0 || options.point == point;
-}
-
 static void play_layout(struct scene *scene, uint32_t layout, bool crowded)
 {
     /* Nobody else there: signatures of another namespace, locks that nobody else waits for. */
     uint32_t rounds = crowded ? options.rounds : (options.rounds + 3) / 4;
     scene_start(scene, layout, crowded);
     for (int point = 0; point < HR_TESTPOINTS_COUNT; point++) {
-        if (is_asked_for(point) && is_reachable(point, scene->layout) &&
-            (crowded || !is_repair(point)))
+        if (is_reachable(point, scene->layout) && (crowded || !is_repair(point)))
             play_rounds(scene, point, rounds);
     }
-    if (is_asked_for(AT_RANDOM))
-        play_rounds(scene, AT_RANDOM, rounds * 10);
+    play_rounds(scene, AT_RANDOM, rounds * 10);
     scene_stop(scene);
 }
 
@@ -369,16 +361,6 @@ static bool is_first_pid_namespace(void)
 }
 
 /* ---- Options and all layouts -------------------------------------------------- */
-
-static int point_named(const char *name)
-{
-    for (int i = 0; i < ROWS; i++) {
-        if (strcmp(name, row_names[i]) == 0)
-            return i;
-    }
-    fprintf(stderr, "no such point: %s\n", name);
-    exit(2);
-}
 
 static int layout_named(const char *name)
 {
@@ -395,7 +377,6 @@ static void read_options(int argc, char **argv)
     static const struct option known[] = {{"rounds", required_argument, NULL, 'r'},
                                           {"seed", required_argument, NULL, 's'},
                                           {"layout", required_argument, NULL, 'l'},
-                                          {"point", required_argument, NULL, 'p'},
                                           {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -405,8 +386,6 @@ static void read_options(int argc, char **argv)
             options.seed = strtoull(optarg, NULL, 10);
         else if (option == 'l')
             options.layout = layout_named(optarg);
-        else if (option == 'p')
-            options.point = point_named(optarg);
         else
             exit(2);
     }

@@ -24,7 +24,7 @@
 #include "stopped_child.h"
 #include "testpoint.h"
 
-enum { SOMEBODY = 5000001, DATA = 2 };
+enum { DATA = 2 };
 
 /* The first of a dead writer's numbers, and that of another block. */
 #define DEAD_BLOCK (HR_FOREIGN_OWNER + 77 * HR_TURNS)

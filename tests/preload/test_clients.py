@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
-from support.cuda_program import CudaProgram
 from support.limited import Limited
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -14,7 +13,6 @@ CONTEXT = 256 * MIB
 TOTAL = 16 * GIB
 
 Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
 
 
 def python(environment: dict[str, str], *arguments: str) -> str:

@@ -252,28 +252,3 @@ def test_a_fork_takes_each_lock_that_it_gives_back(
     assert status == 0
     assert program.info()[1] == GIB
     assert program.end() == (0, "")
-
-
-class Copying:
-    """A program that copies or fills without a pause, in a thread of the test's."""
-
-    def __init__(self, program: CudaProgram, call: tuple[object, ...]) -> None:
-        self.codes: list[int] = []
-        self._call = (program, call)
-        self._is_over = False
-        self._thread = threading.Thread(target=self._copy, daemon=True)
-        self._thread.start()
-
-    def _copy(self) -> None:
-        program, call = self._call
-        while not self._is_over:
-            self.codes.append(program.call(*call)[0])
-
-    def is_held_up(self) -> bool:
-        before = len(self.codes)
-        time.sleep(0.5)
-        return len(self.codes) == before
-
-    def end(self) -> None:
-        self._is_over = True
-        self._thread.join()

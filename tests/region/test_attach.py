@@ -21,6 +21,7 @@ from support.slot_bytes import (
     put_seqlock,
     put_slot,
     slot_bytes,
+    start,
     used,
 )
 from support.wait import eventually
@@ -31,13 +32,6 @@ DEAD = NOBODY
 
 
 with_newer = pytest.mark.parametrize("layout", WITH_NEWER)
-
-
-def start(file: RegionFile, process: Actor, nbytes: int) -> int:
-    """A process of libvgpu takes its slot and accounts. Returns where it will go on to do so."""
-    slot = file.add_process(process.pid)
-    account(file, slot, nbytes)
-    return slot
 
 
 def attach_until(attach: Callable[[], Actor | None]) -> Actor:

@@ -109,14 +109,6 @@ def test_a_region_that_is_gone_is_stale(tmp_path: Path) -> None:
     assert Path(path).stat().st_size == 4096
 
 
-def test_what_was_set_is_taken_back(tmp_path: Path) -> None:
-    path = made(tmp_path / "region.cache")
-    with hami.open_region(path, writable=True) as region:
-        change = region.set_burst(True)
-        (outcome,) = hami.undo([change])
-        assert (outcome.status, region.burst) == ("undone", False)
-
-
 # ---- The command line ---------------------------------------------------------------------------
 
 

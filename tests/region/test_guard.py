@@ -260,25 +260,6 @@ def test_with_faulthandler_in_front_our_own_fault_is_dumped_and_survived(tmp_pat
     assert done.returncode == 0, done.stderr
 
 
-HANDLER = """
-    seen = []
-    signal.signal(signal.SIGBUS, lambda number, frame: seen.append(number))
-"""
-SENT = """
-    for _ in range(3):
-        os.kill(os.getpid(), signal.SIGBUS)
-    assert seen == [signal.SIGBUS] * 3, seen
-    assert region.memory_limit(0) == 5
-"""
-
-
-@pytest.mark.parametrize("parts", [(HANDLER, REGION), (REGION, HANDLER)], ids=["before", "after"])
-def test_a_sigbus_that_was_sent_reaches_the_programs_handler(
-    parts: tuple[str, str], tmp_path: Path
-) -> None:
-    survive(tmp_path / "a.cache", *parts, SENT)
-
-
 def test_only_reading_a_region_takes_the_signal(tmp_path: Path) -> None:
     survive(
         tmp_path / "a.cache",

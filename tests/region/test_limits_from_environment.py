@@ -36,10 +36,15 @@ def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
 
 
 def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> None:
-    for nothing in ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"]:
+    nothings = ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"]
+    for nothing, version in [
+        *((each, "2.10") for each in nothings),
+        ("abc", "2.11"),
+        ("abc", None),
+    ]:
         limits = limits_from_environment(
             {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing},
-            hami_version="2.10",
+            hami_version=version,
         )
         assert limits.memory_limits_bytes[1] == GIB
         assert limits.sm_limits_percent[1] == 30
@@ -164,14 +169,6 @@ def test_an_sm_limit_is_read_as_each_release_reads_it(
     else:
         with pytest.raises(ValueError, match=f"device 0 gets {before}% up to HAMi 2.10"):
             sm_limit(value, None)
-
-
-def test_a_broken_value_of_a_device_leaves_it_the_general_one_in_each_release() -> None:
-    for version in ("2.10", "2.11", None):
-        limits = limits_from_environment(
-            {MEMORY: "2g", f"{MEMORY}_3": "broken"}, hami_version=version
-        )
-        assert limits.memory_limits_bytes == (2 * GIB,) * 16
 
 
 def test_readings_that_differ_name_the_device_and_its_variable() -> None:

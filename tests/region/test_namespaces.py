@@ -12,7 +12,7 @@ from support.actors import Actor, MakeActor, ProcessFactory
 from support.lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
 from support.namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
 from support.region_file import RegionFile, RegionFileFactory
-from support.slot_bytes import at_work, forget_marks, pids
+from support.slot_bytes import at_work, attached, forget_marks, pids, used
 from support.wait import eventually
 
 from libhamiregion import (
@@ -20,7 +20,6 @@ from libhamiregion import (
     LockNotRecoverable,
     LockTimeout,
     ReapedSlot,
-    open_region,
 )
 
 pytestmark = [
@@ -86,18 +85,6 @@ def with_pid(make: MakeActor, pid: int, path: RegionFile | None = None, **option
     pytest.fail(f"no process got the pid {pid}")
 
 
-def attached(make: MakeActor, file: RegionFile, nbytes: int = 0) -> Actor:
-    process = make(file)
-    process("attach")
-    process("slot.charge", 0, nbytes)
-    return process
-
-
-def used(file: RegionFile) -> int:
-    with open_region(file) as region:
-        return region.memory_used(0)
-
-
 # ---- signatures ----
 
 
@@ -109,7 +96,7 @@ def sees_death(judge: Actor) -> None:
 def test_inside_one_signs_with_the_pid_that_it_has_there(
     file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    member = attached(inside, file)
+    member = attached(inside(file), 0)
     assert member.pid != member.pid_here
     member("lock")
     assert owner_of(file) == member.pid
@@ -127,8 +114,8 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
     file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
     """Which namespace the processes with slots are in does not matter."""
-    first = attached(outside, file)
-    member = attached(inside, file)
+    first = attached(outside(file), 0)
+    member = attached(inside(file), 0)
     for make in (outside, inside):
         late = make(file)
         late("lock")
@@ -151,7 +138,7 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
 def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
     whose: str, file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    holder, bystander = attached(inside, file, 5), attached(inside, file, 6)
+    holder, bystander = attached(inside(file), 5), attached(inside(file), 6)
     if whose == "libvgpu":
         hold(file, holder.pid)
     else:
@@ -175,7 +162,7 @@ def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
 def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
     file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    members = [attached(inside, file, 10**number) for number in range(4)]
+    members = [attached(inside(file), 10**number) for number in range(4)]
     reaper = outside(file)
     assert reaper("region.reap") == ()
     for number in (0, 2):
@@ -314,7 +301,7 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
     namesake = with_pid(inside, 500, file)
     namesake("attach")
     namesake("slot.charge", 0, 5)
-    member = attached(inside, file, 6)
+    member = attached(inside(file), 6)
     with_pid(elsewhere, 500, file, writable=False)
     reaper = elsewhere(file)
     forget_marks(file)

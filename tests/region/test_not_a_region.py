@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.forked import meanwhile, unprivileged
+from support.opening import ENTRANCES, open_writable, refused
 from support.region_file import RegionFile, RegionFileFactory, truncate
 from support.wait import PATIENCE_S
 
@@ -21,7 +21,6 @@ from libhamiregion import (
     Layout,
     NotARegion,
     RegionCorrupt,
-    RegionError,
     RegionNotFound,
     RegionNotReady,
     RegionPermissionDenied,
@@ -33,32 +32,6 @@ from libhamiregion import (
 
 SMALLEST = Layout.UNVERSIONED_NO_UTIL.size_bytes
 MAGIC = (19920718).to_bytes(4, "little")
-
-
-def open_writable(path: Any) -> object:
-    return open_region(path, writable=True)
-
-
-def open_in_set(path: Any) -> object:
-    with RegionSet() as region_set:
-        if not region_set.add(path):
-            (error,) = region_set.errors.values()
-            raise error
-        return region_set.paths
-
-
-ENTRANCES = (identify, open_region, open_writable, open_in_set)
-
-
-def refused(path: Any, error: type[RegionError], *said: str) -> None:
-    """Each way to open refuses with exactly that class; its message has the path and the words."""
-    for enter in ENTRANCES:
-        with pytest.raises(error) as raised:
-            enter(path)
-        assert type(raised.value) is error
-        assert raised.value.path == str(path)
-        for words in (repr(str(path)), *said):
-            assert words in str(raised.value)
 
 
 # ---- names that lead to no regular file ----

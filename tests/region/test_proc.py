@@ -401,14 +401,9 @@ def with_libvgpu(actor: MakeActor, file: RegionFile) -> Actor:
     return process
 
 
-def test_a_process_with_libvgpu_does_not_reap_its_own_slot(
-    with_libvgpu: Actor, file: RegionFile
-) -> None:
+def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: RegionFile) -> None:
     assert with_libvgpu("region.reap") == ()
     assert pids(file) == [with_libvgpu.pid]
-
-
-def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: RegionFile) -> None:
     hold(file, with_libvgpu.pid)
     assert with_libvgpu("region.lock_state").owner_life == "alive"
     with pytest.raises(LockNotRecoverable, match="held by a live process"):

@@ -26,6 +26,7 @@ from support.slot_bytes import (
     put_slot,
     seqlock_of,
     slot_bytes,
+    start,
     used,
 )
 from support.wait import eventually
@@ -52,14 +53,6 @@ def done(*processes: Actor) -> SlotRepair:
 
 def left(*processes: Actor) -> SlotRepair:
     return SlotRepair(repaired=(), left=tuple(process.pid for process in processes))
-
-
-def start(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None = None) -> int:
-    """A process of libvgpu takes its slot and accounts. Returns where it will go on to do so."""
-    known = process.pid_here if host_pid is None else host_pid
-    slot = file.add_process(process.pid, host_pid=known)
-    account(file, slot, nbytes)
-    return slot
 
 
 def repair(file: RegionFile, *, dry_run: bool = False) -> SlotRepair:

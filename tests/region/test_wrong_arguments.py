@@ -8,7 +8,6 @@ from support.forked import in_child
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
-    Layout,
     NoSuchDevice,
     RegionClosed,
     RegionSet,
@@ -83,24 +82,6 @@ def test_an_assignment_changes_no_limit_and_hides_no_method(name: str, file: Reg
         with pytest.raises(AttributeError):
             setattr(region, name, 5)
         assert region.memory_limit(0) == 4 * GIB
-
-
-def test_a_table_has_all_that_its_snapshots_need(
-    file: RegionFile, region_file: RegionFileFactory
-) -> None:
-    newer = region_file()
-    newer.put("minor_version", 3)
-    with RegionSet([file, newer]) as regions:
-        expected = [region.snapshot() for region in regions.regions]
-        table = regions.read()
-    for row, snapshot in enumerate(expected):
-        found = table.snapshot(row)
-        assert (found.path, found.layout, found.layout_newer, found.devices) == (
-            *(snapshot.path, snapshot.layout, snapshot.layout_newer),
-            snapshot.devices,
-        )
-    assert table.snapshot(1).layout_newer == (1, 3)
-    assert table.snapshot(1).layout is Layout.V1_2
 
 
 @pytest.mark.parametrize("row", [-1, 1, 99])

@@ -121,6 +121,14 @@ def account(file: RegionFile, slot: int, nbytes: int) -> None:
     put_seqlock(file, slot, seqlock_of(file, slot) + 1)
 
 
+def start(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None = None) -> int:
+    """A process of libvgpu takes its slot and accounts. Returns where it will go on to do so."""
+    known = process.pid_here if host_pid is None else host_pid
+    slot = file.add_process(process.pid, host_pid=known)
+    account(file, slot, nbytes)
+    return slot
+
+
 @contextlib.contextmanager
 def at_work(file: RegionFile, *slots: int) -> Iterator[None]:
     """Meanwhile their processes account there, again and again, and hold what they have."""
