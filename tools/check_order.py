@@ -62,9 +62,7 @@ HELPERS = (
 LIBRARY_TESTS = "region"
 TESTED_IN = {
     "changes": "region/test_edits",
-    "raw_slots": "region/test_slot_bytes",
-    "slots": "region/test_slot",
-    "tables": "region/test_region_set",
+    "raw_slots": "node/test_host_attacks",
     "html_template": "report/test_tables",
     "run/driver": "run/test_environment",
     "run/errors": "run/test_environment",
