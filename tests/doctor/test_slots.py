@@ -6,9 +6,8 @@ from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY
 from support.node_scene import GIB, SceneContainer
 from support.region_file import SLOTS
-from support.slot_bytes import account, at_work, move_last_into
+from support.slot_bytes import account, at_work, move_last_into, put_seqlock, seqlock_of
 from support.wait import eventually
-from support.waiting_allocator import Memory
 
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, Severity, confirmed, repair
@@ -113,11 +112,10 @@ def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout
     """In a file that says 1.1 too, where processes of 2.8.1 and later keep it at 1.2's place."""
     place = doctor_node.container(layout=layout)
     slot = place.add_process(DEAD, {0: GIB})
-    memory = Memory(str(place.path), layout)
-    memory.put(memory.at("slot_seqlock", slot), 7)
+    put_seqlock(place, slot, 7)
     eventually(lambda: FindingKind.SEQLOCK_STUCK in doctor_node.kinds())
     heals(doctor_node)
-    assert memory.get(memory.at("slot_seqlock", slot)) % 2 == 0
+    assert seqlock_of(place, slot) % 2 == 0
 
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
