@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from fake_kubernetes.server import FakeApi
 
 PRELOAD = Path(__file__).with_name("preload")
+# The longest of `make test`, as measured. They start first: none keeps the others' workers waiting.
+LONGEST = {
+    "test_program[test_lock_points]",
+    "test_program[test_snapshot]",
+    "test_program[test_slot_races]",
+    "test_program[test_sigbus]",
+    "test_two_hundred_containers_need_a_process_for_all_and_not_one_each",
+    "test_any_text_is_a_size_or_a_value_error",
+    "test_any_change_gives_an_error_or_an_observation_that_can_be_used",
+    "test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one[1.2]",
+    "test_a_holder_that_came_through_an_overlay_is_not_robbed_from_below[1.1-a bind mount]",
+    "test_a_program_has_what_nobody_else_uses_and_gives_it_back[standin]",
+}
 
 # Programs of the tests import tests/support, as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -91,7 +104,11 @@ def _locks_of_its_own(_locks: Iterator[Path]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `root` for other users; of a `slow(keep=N)` test keep N items quick."""
+    """Skip tests marked `root` for other users; of a `slow(keep=N)` test keep N items quick.
+
+    The longest come first.
+    """
+    items.sort(key=lambda item: item.name not in LONGEST)
     kept: dict[str, list[pytest.Item]] = {}
     for item in items:
         if os.geteuid() != 0 and item.get_closest_marker("root"):
