@@ -23,7 +23,7 @@ from libhamiregion.text import count_text
 from . import options
 from .exporter import metrics_options, metrics_server
 from .failures import Failure, bad_arguments
-from .help import Verb
+from .help import verb
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .node_page import root_failure
 from .service import run_service, serve_documents
@@ -43,13 +43,7 @@ _METRICS_AGE_S = 5.0
 _task = functools.partial(options.option, group="Tasks")
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion agent --feedback --repair",
-        "hamiregion agent --metrics --listen :9394 --repair",
-    ],
-)
+@verb("hamiregion agent --feedback --repair", "hamiregion agent --metrics --listen :9394 --repair")
 @click.option(
     "--feedback", is_flag=True, help="Pause less urgent containers, as HAMi's monitor does."
 )

@@ -16,7 +16,7 @@ from libhamiregion.observation.rows import Join
 
 from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
-from .help import Verb
+from .help import verb
 from .names import Names, name_columns, names_of
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 from .views import view_options
@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from .views import Opened
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
-)
+@verb("hamiregion containers", "hamiregion containers --namespace research --watch 2")
 @view_options
 @click.option("--by", type=click.Choice(["gpu"]), help="Sum up the limits on each GPU.")
 @options.watch_option

@@ -16,7 +16,7 @@ from libhamiregion.layouts import LAYOUTS
 
 from . import options
 from .failures import bad_arguments
-from .help import Verb
+from .help import verb
 from .output import DRY_RUN, show
 from .show import region_page
 from .tables import Lines
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from libhamiregion.units import HamiVersion
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion create new.cache --memory 8GiB --memory 4GiB --sm 50",
-        "CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create new.cache --from-environment",
-    ],
+@verb(
+    "hamiregion create new.cache --memory 8GiB --memory 4GiB --sm 50",
+    "CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create new.cache --from-environment",
 )
 @click.argument("path", metavar="FILE", type=options.PATH)
 @click.option(

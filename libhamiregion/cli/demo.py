@@ -20,7 +20,7 @@ from libhamiregion.testing.fake_node import MIB
 
 from . import options
 from .failures import Failure
-from .help import Verb
+from .help import verb
 from .output import write, write_json
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ sys.stdin.read()
 """
 
 
-@click.command(
-    cls=Verb, examples=["hamiregion demo", "hamiregion demo --node --listen 127.0.0.1:9400"]
-)
+@verb("hamiregion demo", "hamiregion demo --node --listen 127.0.0.1:9400")
 @click.option(
     "--seconds",
     type=options.Seconds(min=4, max=86_400),

@@ -15,7 +15,7 @@ from libhamiregion.text import count_text
 
 from . import options
 from .failures import DONE, PROBLEMS
-from .help import Verb
+from .help import verb
 from .names import Names, name_texts, names_of, some
 from .node_page import devices_of, driver_answer
 from .output import as_plain, show, show_all
@@ -53,9 +53,7 @@ def _kind(typed: str) -> FindingKind:
     raise ValueError(f"there is no kind {typed!r}; did you mean {some(near, ' or ')}?")
 
 
-@click.command(
-    cls=Verb, examples=["hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'"]
-)
+@verb("hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'")
 @node_view_options
 @click.option(
     "--only",

@@ -14,7 +14,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure, bad_arguments
-from .help import Verb
+from .help import verb
 from .output import write
 from .service import LEVELS, ServiceLog, collect_rarely, serve_documents
 from .views import replay
@@ -59,13 +59,7 @@ metrics_options = options.all_of(
 )
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion exporter --listen :9394",
-        "hamiregion exporter --once > hamiregion.prom",
-    ],
-)
+@verb("hamiregion exporter --listen :9394", "hamiregion exporter --once > hamiregion.prom")
 @metrics_options
 @_metrics("--collector", "collectors", multiple=True, metavar="NAME")
 @options.node_options

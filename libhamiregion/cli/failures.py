@@ -21,8 +21,10 @@ from libhamiregion import (
 )
 from libhamiregion.text import error_text, printable
 
+from .help import Verb
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # Exit codes of all verbs but `run`, which has its program's.
 DONE = 0
@@ -114,6 +116,10 @@ class ErrorGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         module = import_module(f".{self._modules[cmd_name]}", __package__)
         return cast("click.Command", getattr(module, cmd_name))
+
+    def verb(self, name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+        """Make a verb of the group, with command lines as examples."""
+        return self.command(name, cls=Verb, examples=examples)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; errors of the library become failures."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 #: Names of the option with seconds that may be left out.
@@ -86,3 +86,8 @@ class Verb(click.Command):
             )
             formatter.write("\n".join(lines).replace("\u00a0", " ") + "\n")
         formatter.write("\nExamples:\n" + "".join(f"  {each}\n" for each in self._examples))
+
+
+def verb(*examples: str, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:
+    """Make a verb of a function, with command lines as examples."""
+    return click.command(cls=Verb, examples=examples, **settings)

@@ -28,7 +28,6 @@ from libhamiregion.units import (
 from . import options
 from .failures import ErrorGroup, Refused, bad_arguments
 from .format import effect_words, memory_bar
-from .help import Verb
 from .output import UNDO, show, show_done
 from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
@@ -84,11 +83,7 @@ _COLUMNS = (
 )
 
 
-@limits.command(
-    "get",
-    cls=Verb,
-    examples=["hamiregion limits get -n research bert-0", "hamiregion limits get --all"],
-)
+@limits.verb("get", "hamiregion limits get -n research bert-0", "hamiregion limits get --all")
 @target_options(reads=True)
 @options.device_option
 @options.output_options
@@ -168,13 +163,10 @@ def _kept_words(key: tuple[str, int | None], rule: Rule) -> str:
     return f"device {key[1]}: {limit} kept by {rule.name}"
 
 
-@limits.command(
+@limits.verb(
     "set",
-    cls=Verb,
-    examples=[
-        "hamiregion limits set -n research bert-0 --device 0 --memory 6GiB",
-        "hamiregion limits set --all 'bert-*' --memory 80% --dry-run",
-    ],
+    "hamiregion limits set -n research bert-0 --device 0 --memory 6GiB",
+    "hamiregion limits set --all 'bert-*' --memory 80% --dry-run",
 )
 @target_options(several=True)
 @click.option(

@@ -28,7 +28,7 @@ from libhamiregion.units import memory_limit_percent
 
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
-from .help import Verb
+from .help import verb
 from .names import Names, name_columns, name_texts, names_of, some
 from .node_page import node_warnings
 from .output import DRY_RUN, as_plain, show
@@ -161,12 +161,9 @@ plan_options = options.all_of(
 )
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits diff plan.yaml",
-        "hamiregion limits diff --from-annotations --node-name gpu-1",
-    ],
+@verb(
+    "hamiregion limits diff plan.yaml",
+    "hamiregion limits diff --from-annotations --node-name gpu-1",
 )
 @plan_options
 def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
@@ -178,12 +175,9 @@ def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
     return PROBLEMS if found.changes or found.unapplied or reading.problems else DONE
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits apply plan.yaml --dry-run",
-        "hamiregion limits apply --from-annotations --node-name gpu-1",
-    ],
+@verb(
+    "hamiregion limits apply plan.yaml --dry-run",
+    "hamiregion limits apply --from-annotations --node-name gpu-1",
 )
 @plan_options
 @options.dry_run_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from . import options
-from .help import Verb
+from .help import verb
 from .output import end_by_sigterm, ticks, write
 from .views import service
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 _STALLED_S = 60
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion observe > node.json", "hamiregion ps --from node.json"],
-)
+@verb("hamiregion observe > node.json", "hamiregion ps --from node.json")
 @click.option(
     "--redact",
     is_flag=True,

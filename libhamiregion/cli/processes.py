@@ -25,7 +25,7 @@ from .containers import (
     needs_attention,
 )
 from .format import ratio_bar, sm_bar
-from .help import Verb
+from .help import verb
 from .names import Names, name_columns, names_of
 from .node_page import (
     NodeView,
@@ -78,10 +78,7 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
     )
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory"],
-)
+@verb("hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory")
 @_common_options("name")
 def ps(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the processes of this node that use a region or a GPU."""
@@ -89,9 +86,7 @@ def ps(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json:
         view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
 
 
-@click.command(
-    cls=Verb, examples=["hamiregion top", "hamiregion top --namespace research --sort sm"]
-)
+@verb("hamiregion top", "hamiregion top --namespace research --sort sm")
 @_common_options("memory")
 def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""

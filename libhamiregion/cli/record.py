@@ -25,7 +25,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .help import Verb
+from .help import verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
 from .service import ServiceLog
@@ -38,12 +38,9 @@ if TYPE_CHECKING:
     from .options import DriverChoice, NodeChoice
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion record --to /var/lib/hamiregion/node.db",
-        "hamiregion record --to node.db --once --dry-run",
-    ],
+@verb(
+    "hamiregion record --to /var/lib/hamiregion/node.db",
+    "hamiregion record --to node.db --once --dry-run",
 )
 @click.option(
     "--to",

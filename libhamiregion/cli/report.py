@@ -34,7 +34,7 @@ from libhamiregion.units import parse_duration
 from . import options
 from .failures import Failure
 from .format import ratio_bar, ratio_style
-from .help import Verb
+from .help import verb
 from .output import show, write
 from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Page, Table
 
@@ -107,12 +107,9 @@ def parse_span(
     return start, end
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion report --from node.db --since last-month --to month.html",
-        "hamiregion report --from a.db --from b.db --by pod --price A100=2.10",
-    ],
+@verb(
+    "hamiregion report --from node.db --since last-month --to month.html",
+    "hamiregion report --from a.db --from b.db --by pod --price A100=2.10",
 )
 @click.option(
     "--from",

@@ -17,7 +17,7 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import Failure, bad_arguments
-from .help import Verb
+from .help import verb
 from .output import write, write_json
 
 if TYPE_CHECKING:
@@ -50,12 +50,9 @@ _region = functools.partial(options.option, group="Region")
 _start = functools.partial(options.option, group="Start")
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion run --memory 4GiB --sm 50 -- python train.py",
-        "hamiregion run --gpus 0,1 --memory 0=4GiB --memory 1=8GiB -- ./simulate",
-    ],
+@verb(
+    "hamiregion run --memory 4GiB --sm 50 -- python train.py",
+    "hamiregion run --gpus 0,1 --memory 0=4GiB --memory 1=8GiB -- ./simulate",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(

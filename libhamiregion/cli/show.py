@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING
 
 import attrs
-import click
 
 from libhamiregion import (
     RegionCorrupt,
@@ -22,7 +21,7 @@ from libhamiregion.observation.figures import without_impossible
 from . import options
 from .failures import DONE
 from .format import age_words, fill_ratio, lock_word, memory_bar, sm_bar, status_word
-from .help import Verb
+from .help import verb
 from .output import as_plain, program, show_all
 from .output import show as show_page
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
@@ -37,10 +36,7 @@ if TYPE_CHECKING:
     from .tables import Block
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1"],
-)
+@verb("hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1")
 @target_options(reads=True)
 @options.from_option
 @options.watch_option
@@ -79,7 +75,7 @@ def _show_again(targets: Targets, observation: Observation, as_json: bool) -> No
         show_page(attrs.evolve(page, data=at.data | page.data, heading=at.heading), as_json)
 
 
-@click.command(cls=Verb, examples=["hamiregion mine", "hamiregion mine --json --watch 5"])
+@verb("hamiregion mine", "hamiregion mine --json --watch 5")
 @options.watch_option
 @options.output_options
 def mine(interval_s: float | None, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_si
 from . import options
 from .failures import ErrorGroup, failure
 from .format import effect_words, status_word
-from .help import Verb
+from .help import verb
 from .output import as_plain, program, show_all, show_done
 from .tables import Lines, Page
 from .targets import Place, Targets, target_options
@@ -27,10 +27,7 @@ _COMMAND_SHOWN = 80
 _common = options.all_of(options.dry_run_option, options.output_options)
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion suspend -n research bert-0 17", "hamiregion suspend usage.cache 17"],
-)
+@verb("hamiregion suspend -n research bert-0 17", "hamiregion suspend usage.cache 17")
 @target_options()
 @options.pid_argument
 @_common
@@ -39,10 +36,7 @@ def suspend(targets: Targets, **settings: Any) -> int:
     return targets.for_each(lambda *at: _set_status(Region.suspend, *at, **settings), writable=True)
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion resume -n research bert-0 17", "hamiregion resume usage.cache 17"],
-)
+@verb("hamiregion resume -n research bert-0 17", "hamiregion resume usage.cache 17")
 @target_options()
 @options.pid_argument
 @_common
@@ -72,10 +66,7 @@ def _set_status(
     show_done("slot-status/1", region, lines, as_json, place=place, dry_run=dry_run, **answer)
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion reap -n research bert-0 --dry-run", "hamiregion reap usage.cache 17"],
-)
+@verb("hamiregion reap -n research bert-0 --dry-run", "hamiregion reap usage.cache 17")
 @target_options()
 @options.pids_argument
 @options.proc_option
@@ -121,13 +112,8 @@ def lock() -> None:
     """Look at the lock of a region, and repair it."""
 
 
-@lock.command(
-    "status",
-    cls=Verb,
-    examples=[
-        "hamiregion lock status -n research bert-0",
-        "hamiregion lock status usage.cache -i 1",
-    ],
+@lock.verb(
+    "status", "hamiregion lock status -n research bert-0", "hamiregion lock status usage.cache -i 1"
 )
 @target_options(reads=True)
 @options.watch_option
@@ -148,13 +134,10 @@ def _page(region: Region, place: Place, *, proc: str) -> Page:
     return Page("lock/1", data | {"tools": tools}, [Lines([sentence])])
 
 
-@lock.command(
+@lock.verb(
     "recover",
-    cls=Verb,
-    examples=[
-        "hamiregion lock recover -n research bert-0 --dry-run",
-        "hamiregion lock recover usage.cache --watch-for 60",
-    ],
+    "hamiregion lock recover -n research bert-0 --dry-run",
+    "hamiregion lock recover usage.cache --watch-for 60",
 )
 @target_options()
 @click.option(
