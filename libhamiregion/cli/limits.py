@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 from collections import Counter
@@ -33,7 +32,7 @@ from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from libhamiregion import Region, ValueChange
     from libhamiregion.observation.cards import MemoryChange
@@ -73,6 +72,7 @@ class DeviceLimits:
     sm_limit_percent: int | None
 
 
+_OF_CHANGE = ("device", "before", "after", "effect")
 _FIELDS: dict[str, LimitField] = {"memory": "memory_limit", "sm": "sm_limit"}
 _COLUMNS = (
     Column("DEVICE", "index", "number", title="device", style="bold"),
@@ -146,8 +146,7 @@ def _kept(targets: Targets) -> KeptLimits:
         return {}
     if plan is None:
         return {}
-    with targets.node_choice.open() as node:
-        node.refresh(processes=False)
+    with targets.node() as node:
         return {
             each.region.file_id: {
                 (field.removesuffix("_limit"), device): rule
@@ -193,12 +192,14 @@ def set_(
     all_devices: bool,
     if_equals: str | None,
     undo_file: str | None,
+    burst: bool | None,
+    dry_run: bool,
     **settings: Any,
 ) -> int:
     """Change limits, also while their containers run."""
     given: dict[str, Any] = {"memory_limit": memory, "sm_limit": sm}
     wanted = {field: limit for field, limit in given.items() if limit is not None}
-    if not wanted and settings["burst"] is None:
+    if not wanted and burst is None:
         raise click.UsageError("Say what to set: --memory, --sm or --burst.")
     if if_equals is not None and len(wanted) != 1:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
@@ -206,7 +207,7 @@ def set_(
         raise click.UsageError("--burst is of the whole region: leave --device out.")
     if device is not None and all_devices:
         raise click.UsageError("--device and --all-devices exclude each other.")
-    if undo_file is not None and (not wanted or settings["dry_run"]):
+    if undo_file is not None and (not wanted or dry_run):
         raise click.UsageError("--undo-file is for --memory and --sm, and not for --dry-run.")
     expected = ANYTHING if if_equals is None else if_equals
     # Wrong values are reported before the first file is changed.
@@ -220,233 +221,199 @@ def set_(
     # A percentage is of each device's own limit.
     has_percent = memory is not None and memory_limit_percent(memory) is not None
     kinds = {"sm"} if has_percent else {"sm", "memory"}
-    settings["one_value"] = kinds if device is None and not all_devices else set()
-    settings["kept"] = _kept(targets)
-    # Listed once for all regions, and only if one has several devices.
-    processes = functools.cache(lambda: _processes(targets.node_choice.proc))
+    one_value = kinds if device is None and not all_devices else set()
     with contextlib.ExitStack() as stack:
+        call = _Call(targets, edits, one_value, _kept(targets), burst, dry_run, stack, **settings)
         if undo_file is not None:
-            tried = _Edited(targets.node_choice, stack, is_dry=True)
-            one_value, force = settings["one_value"], settings["force"]
-            _write_undo(undo_file, targets, edits, one_value, tried, force=force)
-        edited = _Edited(targets.node_choice, stack, is_dry=settings["dry_run"])
-        return targets.for_each(
-            lambda region, place: _set(
-                region, place, edits, edited, processes=processes, **settings
-            ),
-            writable=True,
-        )
+            attrs.evolve(call, dry_run=True).write_undo(undo_file)
+        return targets.for_each(call.apply, writable=True)
 
 
 @attrs.define
-class _Edited:
-    """The regions that one call has edited, or would edit.
+class _Call:
+    """One call of `limits set`.
 
     Attributes:
-        node_choice: Their node.
+        targets: The regions.
+        edits: What is done in each of them.
+        one_value: The kinds of limits that are one value for devices that may differ.
+        kept: The rules that will set limits back.
+        burst: The switch of each region; None leaves it.
+        dry_run: Whether nothing is written.
         stack: Closes the node.
-        is_dry: Whether nothing is written.
+        force: Whether raises beyond the card are allowed, and all that the library refuses.
+        as_json: Whether to answer in JSON.
         regions: Their files.
-        changes: What is not in the observation yet.
+        changes: What was changed, or would be, and is not in the observation.
         observation: The node, once a limit was to be raised.
+        processes: Those of this machine, once a region with several devices was changed.
     """
 
-    node_choice: options.NodeChoice
+    targets: Targets
+    edits: list[LimitEdit]
+    one_value: set[str]
+    kept: KeptLimits
+    burst: bool | None
+    dry_run: bool
     stack: contextlib.ExitStack
-    is_dry: bool
-    regions: set[tuple[int, int]] = attrs.field(factory=set)
-    changes: list[MemoryChange] = attrs.field(factory=list)
-    observation: Observation | None = None
+    force: bool
+    as_json: bool
+    regions: set[tuple[int, int]] = attrs.field(init=False, factory=set)
+    changes: list[MemoryChange] = attrs.field(init=False, factory=list)
+    observation: Observation | None = attrs.field(init=False, default=None)
+    processes: ProcessView | None = attrs.field(init=False, default=None)
 
-    def check(self, region: Region, tried: Iterable[LimitChange]) -> None:
-        """Refuse raises that do not fit the card with the limits of other containers.
-
-        Raises:
-            Refused: One does not.
-        """
-        from libhamiregion.observation.cards import MemoryChange, beyond_cards
-
-        uuids = dict(enumerate(region.uuids))
-        changes = [
-            MemoryChange(
-                region.file_id, each.device, uuids.get(each.device), each.before, each.after
-            )
-            for each in tried
-            if each.kind == "memory"
+    def apply(self, region: Region, place: Place) -> None:
+        """Edit one region, and show what has changed."""
+        # The same file by another name: 80% of 80% is not what was asked for.
+        if region.file_id in self.regions:
+            return
+        self.regions.add(region.file_id)
+        dry_run, switch = self.dry_run, None
+        with bad_arguments():
+            if self.burst is not None:
+                region.set_burst(self.burst, dry_run=True)
+            changes = self._edit(region, place)
+            if self.burst is not None:
+                switch = region.set_burst(self.burst, dry_run=dry_run)
+        rules = self.kept.get(region.file_id, {})
+        different = [each for each in changes if each.before != each.after]
+        lines = [_sentence(each, dry_run=dry_run) for each in changes]
+        if not dry_run:
+            lines += [_undo_command(place, each) for each in different]
+        lines += [
+            f"{_kept_words(key, rules[key])}: it will be set back"
+            for each in different
+            if (key := (each.kind, each.device)) in rules
         ]
-        if self.observation is None and any(each.is_raise for each in changes):
+        if switch is not None:
+            lines.append(_sentence(switch, dry_run=dry_run))
+        notes = self._other_orders(region, changes)
+        lines += [f"note: {each}" for each in notes]
+        data: dict[str, Any] = {
+            "burst": switch and {"before": bool(switch.before), "after": bool(switch.after)},
+            "changes": [
+                {
+                    "limit": each.kind,
+                    **{name: getattr(each, name) for name in _OF_CHANGE},
+                    "kept_by": getattr(rules.get((each.kind, each.device)), "name", None),
+                }
+                for each in changes
+            ],
+            "notes": notes,
+        }
+        show_done(
+            "limit-changes/1", region, lines, self.as_json, place=place, dry_run=dry_run, **data
+        )
+
+    def write_undo(self, path: str) -> None:
+        """Write the plan that undoes edits, before the first of them; not if one is refused."""
+        from libhamiregion.plan.apply import undo_text
+        from libhamiregion.plan.diff import ContainerDiff, PlannedEdit
+        from libhamiregion.plan.state import write_new
+
+        diffs = []
+        with self.targets.node() as node:
+            owners = {
+                each.region.file_id: each for each in node.containers if each.region is not None
+            }
+            for place in self.targets.places(writable=True):
+                with open_region(place.path, layout=self.targets.layout) as region, bad_arguments():
+                    changes = self._edit(region, place)
+                    if region.file_id not in owners:
+                        raise click.UsageError(
+                            f"no plan can name {place.path}: it is in no container's directory of"
+                            " this node, so leave --undo-file out"
+                        )
+                    planned = tuple(
+                        PlannedEdit(
+                            _FIELDS[each.kind], each.device, each.before, each.after, rule=0
+                        )
+                        for each in changes
+                        if each.before != each.after
+                    )
+                    diffs.append(ContainerDiff(owners[region.file_id], planned))
+        write_new(path, undo_text(diffs))
+
+    def _edit(self, region: Region, place: Place) -> list[LimitChange]:
+        """Edit one region, unless an edit is refused."""
+        tried = self._edit_limits(region, dry_run=True)
+        _refuse_raises(place, tried, self.one_value)
+        self._refuse_beyond_cards(region, tried)
+        made = tried if self.dry_run else self._edit_limits(region, dry_run=False)
+        # Only now: the next container is not to answer for a raise that has failed.
+        self.changes += _memory_changes(region, made)
+        return made
+
+    def _edit_limits(self, region: Region, *, dry_run: bool) -> list[LimitChange]:
+        made = region.edit_limits(self.edits, force=self.force, dry_run=dry_run)
+        # None of the edits is of the priority.
+        return [each for each in made if isinstance(each, LimitChange)]
+
+    def _refuse_beyond_cards(self, region: Region, tried: list[LimitChange]) -> None:
+        """Refuse raises that do not fit the card with the limits of other containers."""
+        from libhamiregion.observation.cards import beyond_cards
+
+        changes = _memory_changes(region, tried)
+        if self.observation is None and any(each.is_raise for each in changes) and not self.force:
             self.observation = self._observe()
-            if not self.is_dry:
+            if not self.dry_run:
                 self.changes.clear()
         if self.observation is not None:
             files = {each.identity for each in self.observation.containers}
             for each in beyond_cards(self.observation, [*self.changes, *changes]):
                 if each.change in changes and region.file_id in files:
                     raise Refused(f"{each.words}; --force sets it all the same")
-        self.changes += changes
 
     def _observe(self) -> Observation:
         from libhamiregion.node import NvmlSampler, Observer
 
-        node = self.stack.enter_context(self.node_choice.open())
+        node = self.stack.enter_context(self.targets.node_choice.open())
         # The sampler is not closed: that would wait for a driver that does not answer.
         return Observer(node, sampler=NvmlSampler()).observe()
 
+    def _other_orders(self, region: Region, changes: list[LimitChange]) -> list[str]:
+        """Say which limits hold for processes that count devices otherwise than the region."""
+        from libhamiregion.node import ProcessTable
+        from libhamiregion.node.procfs import file_identity
+        from libhamiregion.observation.visible import limits_in_force
 
-def _processes(proc: str) -> ProcessView:
-    """List the processes of this machine; none if that is not possible."""
-    from libhamiregion.node.processes import ProcessTable
+        if len(region.device_indices) == 1 or not changes:
+            return []
+        if self.processes is None:
+            table = ProcessTable(self.targets.node_choice.proc)
+            # Without any if they cannot be listed.
+            with contextlib.suppress(OSError):
+                table.refresh()
+            self.processes = table.view
+        view, identity = self.processes, file_identity(region)
+        entries = [
+            view.entry_of(user.process)
+            for user in view.users_of(identity)
+            if user.mapping.identity == identity
+            and user.mapping.writable
+            and user.process.pid != view.visibility.own_pid
+        ]
+        counts = Counter(each.visible_devices for each in entries if each is not None)
+        uuids = [each.uuid for each in region.snapshot().devices]
+        devices = sorted({each.device for each in changes})
+        return [
+            f"{count_text(count, 'process')} with CUDA_VISIBLE_DEVICES={visible[:100]}: {words}"
+            for visible, count in counts.items()
+            if visible is not None
+            for words in limits_in_force(visible, uuids, devices)
+        ]
 
-    table = ProcessTable(proc)
-    with contextlib.suppress(OSError):
-        table.refresh()
-    return table.view
 
+def _memory_changes(region: Region, changes: Iterable[LimitChange]) -> list[MemoryChange]:
+    from libhamiregion.observation.cards import MemoryChange
 
-def _other_orders(
-    region: Region, changes: list[LimitChange], processes: Callable[[], ProcessView]
-) -> list[str]:
-    """Say which limits hold for processes that count devices otherwise than the region."""
-    from libhamiregion.node.procfs import file_identity
-    from libhamiregion.observation.visible import limits_in_force
-
-    if len(region.device_indices) == 1 or not changes:
-        return []
-    view, identity = processes(), file_identity(region)
-    entries = [
-        view.entry_of(user.process)
-        for user in view.users_of(identity)
-        if user.mapping.identity == identity
-        and user.mapping.writable
-        and user.process.pid != view.visibility.own_pid
-    ]
-    counts = Counter(each.visible_devices for each in entries if each is not None)
-    uuids = [each.uuid for each in region.snapshot().devices]
-    devices = sorted({each.device for each in changes})
+    uuids = dict(enumerate(region.uuids))
     return [
-        f"{count_text(count, 'process')} with CUDA_VISIBLE_DEVICES={visible[:100]}: {words}"
-        for visible, count in counts.items()
-        if visible is not None
-        for words in limits_in_force(visible, uuids, devices)
+        MemoryChange(region.file_id, each.device, uuids.get(each.device), each.before, each.after)
+        for each in changes
+        if each.kind == "memory"
     ]
-
-
-def _write_undo(
-    path: str,
-    targets: Targets,
-    edits: list[LimitEdit],
-    one_value: set[str],
-    edited: _Edited,
-    *,
-    force: bool,
-) -> None:
-    """Write the plan that undoes edits, before the first of them; not if one is refused."""
-    from libhamiregion.plan.apply import undo_text
-    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit
-    from libhamiregion.plan.state import write_new
-
-    diffs = []
-    with targets.node_choice.open() as node:
-        node.refresh(processes=False)
-        owners = {each.region.file_id: each for each in node.containers if each.region is not None}
-        for place in targets.places(writable=True):
-            with open_region(place.path, layout=targets.layout) as region, bad_arguments():
-                changes = _try(region, place, edits, one_value, edited, force=force)
-                if region.file_id not in owners:
-                    raise click.UsageError(
-                        f"no plan can name {place.path}: it is in no container's directory of this"
-                        " node, so leave --undo-file out"
-                    )
-                planned = tuple(
-                    PlannedEdit(_FIELDS[each.kind], each.device, each.before, each.after, rule=0)
-                    for each in changes
-                    if each.before != each.after
-                )
-                diffs.append(ContainerDiff(owners[region.file_id], planned))
-    write_new(path, undo_text(diffs))
-
-
-def _try(
-    region: Region,
-    place: Place,
-    edits: list[LimitEdit],
-    one_value: set[str],
-    edited: _Edited,
-    *,
-    force: bool,
-) -> list[LimitChange]:
-    """Return the changes that edits would make, unless they are refused."""
-    tried = region.edit_limits(edits, force=force, dry_run=True)
-    # None of the edits is of the priority.
-    changes = [each for each in tried if isinstance(each, LimitChange)]
-    _refuse_raises(place, changes, one_value)
-    if not force:
-        edited.check(region, changes)
-    return changes
-
-
-def _set(
-    region: Region,
-    place: Place,
-    edits: list[LimitEdit],
-    edited: _Edited,
-    *,
-    kept: KeptLimits,
-    one_value: set[str],
-    burst: bool | None,
-    dry_run: bool,
-    force: bool,
-    as_json: bool,
-    processes: Callable[[], ProcessView],
-) -> None:
-    # The same file by another name: 80% of 80% is not what was asked for.
-    if region.file_id in edited.regions:
-        return
-    edited.regions.add(region.file_id)
-    with bad_arguments():
-        if burst is not None:
-            region.set_burst(burst, dry_run=True)
-        _try(region, place, edits, one_value, edited, force=force)
-        made = region.edit_limits(edits, force=force, dry_run=dry_run)
-        switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
-    # None of the edits is of the priority.
-    changes = [each for each in made if isinstance(each, LimitChange)]
-    lines = [_sentence(each, dry_run=dry_run) for each in changes]
-    if not dry_run:
-        lines += [_undo_command(place, each) for each in changes if each.before != each.after]
-    rules = kept.get(region.file_id, {})
-    keys = [(each.kind, each.device) for each in changes if each.before != each.after]
-    lines += [
-        f"{_kept_words(key, rules[key])}: it will be set back" for key in keys if key in rules
-    ]
-    switched = None
-    if switch is not None:
-        switched = {"before": bool(switch.before), "after": bool(switch.after)}
-        lines.append(_sentence(switch, dry_run=dry_run))
-    notes = _other_orders(region, changes, processes)
-    lines += [f"note: {each}" for each in notes]
-    answer = [
-        {
-            "limit": change.kind,
-            "device": change.device,
-            "before": change.before,
-            "after": change.after,
-            "effect": change.effect,
-            "kept_by": getattr(rules.get((change.kind, change.device)), "name", None),
-        }
-        for change in changes
-    ]
-    show_done(
-        "limit-changes/1",
-        region,
-        lines,
-        as_json,
-        place=place,
-        dry_run=dry_run,
-        burst=switched,
-        changes=answer,
-        notes=notes,
-    )
 
 
 def _sentence(change: LimitChange | ValueChange, *, dry_run: bool) -> str:

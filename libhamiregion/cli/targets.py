@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,11 +16,11 @@ from .failures import DONE, FAILED, PROBLEMS, Failure, Refused, failure
 from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from libhamiregion import Layout, Region
-    from libhamiregion.node import Container, Observation
+    from libhamiregion.node import Container, Node, Observation
 
     from .options import NodeChoice
 
@@ -77,6 +78,13 @@ class Targets:
     layout: Layout | None
     node_choice: NodeChoice
 
+    @contextlib.contextmanager
+    def node(self) -> Iterator[Node]:
+        """A context with the node, and the containers that it has now."""
+        with self.node_choice.open() as node:
+            node.refresh(processes=False)
+            yield node
+
     def places(self, *, writable: bool = False) -> list[Place]:
         """The files of the regions, with their containers.
 
@@ -89,8 +97,7 @@ class Targets:
         """
         if self.texts and all(map(is_file, self.texts)):
             return [Place(each) for each in self.texts]
-        with self.node_choice.open() as node:
-            node.refresh(processes=False)
+        with self.node() as node:
             if node.root_problem is not None:
                 raise Failure(node.root_problem)
             present = {each for each in node.containers if each.region is not None}
