@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import call, on_terminal, run
 from support.plan_scene import PlanScene
+from support.wait import PATIENCE_S
 
 import libhamiregion as hami
 
@@ -339,3 +342,40 @@ def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
     assert [each.get("limit") for each in (a, b)] == [17 * GIB, 9 * GIB]
     # Lower, and still beyond the card.
     assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
+
+
+# The command, with a file system that fails when the first region is written.
+FAILS_ONCE = """
+import errno, sys
+from libhamiregion import Region
+from libhamiregion.cli import main
+
+path, edit_limits = sys.argv.pop(1), Region.edit_limits
+
+def edit(region, edits, *, dry_run, **settings):
+    if region.path == path and not dry_run:
+        raise OSError(errno.EIO, "input/output error", path)
+    return edit_limits(region, edits, dry_run=dry_run, **settings)
+
+Region.edit_limits = edit
+main()
+"""
+
+
+def test_a_raise_that_fails_leaves_room_for_the_next_container(
+    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
+) -> None:
+    scene, a, b = shared
+    words = ("limits", "set", "--all", "*", "--memory", "13GiB", *scene.options)
+    answer = subprocess.run(
+        [sys.executable, "-c", FAILS_ONCE, str(a.path), *words],
+        env=fake_driver.environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: research/a/train: ")
+    assert "research/b" not in answer.stderr
+    assert [each.get("limit") for each in (a, b)] == [8 * GIB, 13 * GIB]
