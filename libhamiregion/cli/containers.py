@@ -133,11 +133,10 @@ def needs_attention(row: ContainerRow) -> bool:
 
 def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
     """Gather the selected containers, by name."""
-    test, sample = view.device_test(observation), observation.sample
-    gpus = {} if sample is None else sample.gpu_indexes
+    test = view.device_test(observation)
     percents = _sm_percents(observation)
     rows = [
-        _container_row(details, test, gpus, percents.get(details.container, {}))
+        _container_row(details, test, observation.gpu_indexes, percents.get(details.container, {}))
         for details in observation.details()
         if view.selector.matches(details.container)
     ]
@@ -216,7 +215,7 @@ def _count_of(state: str) -> Column:
 
 def device_columns(observation: Observation) -> tuple[Column, Column]:
     """Columns that say which device it is."""
-    on: On = "both" if observation.sample is not None and observation.sample.devices else "pipe"
+    on: On = "both" if observation.gpus else "pipe"
     return (
         Column("DEVICE", part="usage.index", format="number", title="dev", style="bold"),
         Column("GPU", part="gpu", format="number", title="GPU", on=on, from_width=ROOMY),

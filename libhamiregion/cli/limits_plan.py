@@ -153,11 +153,7 @@ plan_options = options.all_of(
     ),
     options.directory_options,
     options.json_option,
-    options.group_options(
-        "choice",
-        ("path", "from_annotations", "maximum_percent", "kubeconfig", "node_choice"),
-        PlanChoice,
-    ),
+    options.group_options("choice", PlanChoice),
 )
 
 

@@ -9,6 +9,7 @@ import attrs
 from libhamiregion.node import NvmlState, Observer, driver_gap
 
 from .names import Chosen, Names, means, name_texts, names_of, some, unknown_name
+from .output import show_all
 from .tables import Page, Table
 
 if TYPE_CHECKING:
@@ -71,6 +72,23 @@ class Observes(Protocol):
 
 
 @attrs.frozen
+class Replay:
+    """In place of an observer: one observation, of a document."""
+
+    observation: Observation
+    taking_s = 0.0
+
+    @property
+    def asks_driver(self) -> bool:
+        """Whether the driver was asked."""
+        return self.observation.driver_asked
+
+    def observe(self, **_: object) -> Observation:
+        """Return the observation."""
+        return self.observation
+
+
+@attrs.frozen
 class NodeView:
     """A node, and what is selected of it.
 
@@ -87,16 +105,26 @@ class NodeView:
     gpus: tuple[int, ...] = ()
 
     @property
+    def is_live(self) -> bool:
+        """Whether the node goes on; a document does not."""
+        return not isinstance(self.observer, Replay)
+
+    @property
     def live(self) -> Observer | None:
         """The observer of a node that can be read again; None for a document."""
         return self.observer if isinstance(self.observer, Observer) else None
+
+    def show(
+        self, page_of: Callable[[NodeView], Page], interval_s: float | None, as_json: bool
+    ) -> None:
+        """Show the page that a function makes of the node, once or at an interval."""
+        show_all(lambda: page_of(self), interval_s, as_json)
 
     def device_test(self, observation: Observation) -> Callable[[HasDevice], bool] | None:
         """Return a function that says whether a device is selected; None if all are."""
         if self.selector.device is None and not self.gpus:
             return None
-        sample = observation.sample
-        indexes = {} if sample is None else sample.gpu_indexes
+        indexes = observation.gpu_indexes
         return lambda device: (
             self.selector.matches_device(device)
             and (not self.gpus or indexes.get(device.uuid) in self.gpus)
@@ -185,8 +213,7 @@ class NodeView:
         return f"no device {selector.device} in the containers selected; there is {some(there_is)}"
 
     def _unknown_gpus(self, observation: Observation) -> str | None:
-        sample = observation.sample
-        there_are = {} if sample is None else {each.index: each.name for each in sample.devices}
+        there_are = {each.index: each.name for each in observation.gpus}
         wrong = [number for number in self.gpus if number not in there_are]
         if not wrong:
             return None
@@ -242,17 +269,16 @@ def _root_warnings(observation: Observation) -> tuple[str, ...]:
 
 
 def _gpus(observation: Observation) -> list[GpuState]:
-    devices = () if observation.sample is None else observation.sample.devices
-    return [GpuState(each.index, each.uuid, each.state) for each in devices]
+    return [GpuState(each.index, each.uuid, each.state) for each in observation.gpus]
 
 
 def _failed_gpus(observation: Observation) -> list[str]:
     """Say which GPUs do not work."""
-    failed = () if observation.sample is None else observation.sample.failed
     return [
         f"GPU {each.index} ({each.uuid or 'no uuid known'}) does not work: {each.state.value},"
         f" {each.state.explanation}"
-        for each in failed
+        for each in observation.gpus
+        if each.state.is_failure
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +22,7 @@ from .help import WATCH, Option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.node import Node, Observer, Selector
+    from libhamiregion.node import Node, NvmlSampler, Observer, Selector
 
     from .names import Chosen
 
@@ -216,32 +217,39 @@ class DriverChoice:
     no_driver: bool
     library: str | None
 
+    def sampler(self, *, sensors: bool = False) -> NvmlSampler | None:
+        """What asks the driver, with `sensors` for temperatures too; None if it is not asked.
+
+        It is never closed: that would wait for a driver that does not answer.
+        """
+        from libhamiregion.node import NvmlSampler
+
+        return None if self.no_driver else NvmlSampler(self.library, sensors=sensors)
+
     @contextlib.contextmanager
     def observe(self, node_choice: NodeChoice, *, sensors: bool = False) -> Iterator[Observer]:
-        """A context with an observer of a node and its driver.
+        """A context with an observer of a node and its driver."""
+        from libhamiregion.node import Observer
 
-        Args:
-            node_choice: The node.
-            sensors: Whether the driver is asked for temperatures too.
-        """
-        from libhamiregion.node import NvmlSampler, Observer
-
-        # Not closed: that would wait for a driver that does not answer.
-        sampler = None if self.no_driver else NvmlSampler(self.library, sensors=sensors)
         with node_choice.open() as node:
-            yield Observer.for_command(node, sampler=sampler)
+            yield Observer.for_command(node, sampler=self.sampler(sensors=sensors))
 
 
-def group_options(
-    name: str, fields: tuple[str, ...], make: Callable[..., Any]
-) -> Callable[[Command], Command]:
-    """Have a command get the values of several options as one argument."""
+def group_options(name: str, make: Callable[..., Any], *more: str) -> Callable[[Command], Command]:
+    """Have a command get the values of several options as one argument.
+
+    Args:
+        name: The argument.
+        make: Makes it of the options that its parameters are called after.
+        more: Further options.
+    """
+    fields = (*inspect.signature(make).parameters, *more)
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def called(*args: Any, **given: Any) -> Any:
-            given[name] = make(**{field: given.pop(field) for field in fields})
-            return command(*args, **given)
+            made = make(**{field: given.pop(field) for field in fields if field in given})
+            return command(*args, **{name: made}, **given)
 
         return called  # type: ignore[return-value]
 
@@ -254,18 +262,15 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
-_NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name")
 #: Adds --root, and the sources of names; the command gets `node_choice`, a `NodeChoice`.
-directory_options = all_of(
-    root_option, _name_options, group_options("node_choice", _NODE_CHOICE, NodeChoice)
-)
+directory_options = all_of(root_option, _name_options, group_options("node_choice", NodeChoice))
 #: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
     _node("--outside", is_flag=True),
     proc_option,
     _name_options,
-    group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
+    group_options("node_choice", NodeChoice),
 )
 #: Adds --from.
 from_option = _node("--from", "document", type=PATH, metavar="FILE")
@@ -273,7 +278,7 @@ from_option = _node("--from", "document", type=PATH, metavar="FILE")
 driver_options = all_of(
     _node("--no-driver", is_flag=True),
     library_option,
-    group_options("driver", ("no_driver", "library"), DriverChoice),
+    group_options("driver", DriverChoice),
 )
 _select = functools.partial(option, group="Select", metavar="PATTERN")
 _patterns = all_of(
@@ -281,7 +286,7 @@ _patterns = all_of(
 )
 _PATTERNS = ("namespace", "pod", "container", "device")
 #: Adds --namespace, --pod, --container and --device; the command gets `selector`.
-selector_options = all_of(_patterns, group_options("selector", _PATTERNS, _selector))
+selector_options = all_of(_patterns, group_options("selector", _selector, *_PATTERNS))
 
 
 #: Adds --gpu; the command gets `gpus`.
@@ -301,7 +306,7 @@ chosen_options = all_of(
     click.argument("texts", metavar="[TARGET]...", nargs=-1),
     _patterns,
     option("--all-namespaces", "-A", "all_namespaces", is_flag=True, group="Select"),
-    group_options("selector", (*_PATTERNS, "texts", "all_namespaces"), _chosen),
+    group_options("selector", _chosen, "texts", *_PATTERNS[1:]),
 )
 
 
@@ -310,9 +315,7 @@ def _is_json(as_json: bool, output: str | None) -> bool:
 
 
 #: Adds --json and -o; the command gets `as_json`.
-output_options = all_of(
-    json_option, output_option, group_options("as_json", ("as_json", "output"), _is_json)
-)
+output_options = all_of(json_option, output_option, group_options("as_json", _is_json))
 
 
 def _wide(command: Command) -> Command:

@@ -27,10 +27,7 @@ from .containers import (
 from .format import ratio_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
-from .node_page import (
-    NodeView,
-    driver_answer,
-)
+from .node_page import NodeView, driver_answer
 from .output import end_by_sigterm, on_terminal
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 from .views import NodesView, view_options
@@ -93,7 +90,7 @@ def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json
     with opened as view:
         if isinstance(view, NodesView) and not as_json:
             view.show(lambda node: Top(node, wide=wide).page(TopKeys(sort)), interval_s, as_json)
-        elif isinstance(view, NodesView) or as_json or not on_terminal() or not view.is_live:
+        elif as_json or not on_terminal() or not view.is_live:
             view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
         else:
             end_by_sigterm()
@@ -333,7 +330,7 @@ class Top:
 
     def page(self, keys: TopKeys) -> Page:
         """Show what was observed."""
-        observation, gpus = self._observation, self._view.gpus
+        observation, chosen = self._observation, self._view.gpus
         text = keys.filter.casefold()
 
         def is_shown(row: Names) -> bool:
@@ -342,13 +339,13 @@ class Top:
 
         processes = filter(is_shown, self._processes)
         page = _process_page(self._view, observation, processes, keys.sort, wide=self._wide)
-        devices = () if observation.sample is None else observation.sample.devices
         containers = sorted(
             filter(is_shown, self._containers),
             key=_CONTAINER_ORDERS.get(keys.sort, lambda row: row.order),
         )
+        gpus = [each for each in observation.gpus if not chosen or each.index in chosen]
         blocks = [
-            Table(_GPU_COLUMNS, [each for each in devices if not gpus or each.index in gpus]),
+            Table(_GPU_COLUMNS, gpus),
             self._container_table(containers),
             *page.blocks,
             Lines([*(_KEYS if keys.are_shown else ()), (keys.words(), DIM)]),

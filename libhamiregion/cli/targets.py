@@ -208,9 +208,6 @@ def _targets(
     return Targets(words, None if all_namespaces else namespace, takes_all, **choice)
 
 
-_PARTS = ("texts", "namespace", "all_namespaces", "takes_all", "layout", "node_choice")
-
-
 def target_options(
     *, several: bool = False, reads: bool = False
 ) -> Callable[[options.Command], options.Command]:
@@ -234,5 +231,5 @@ def target_options(
         options.option("--all", "takes_all", is_flag=True, group="Target"),
         options.option("--layout", group="Target", **options.LAYOUT),
         options.directory_options,
-        options.group_options("targets", _PARTS, _targets),
+        options.group_options("targets", _targets, "layout", "node_choice"),
     )

@@ -18,8 +18,8 @@ from libhamiregion.bounded_file import read_bounded
 
 from . import options
 from .failures import Failure
-from .node_page import NodeView
-from .output import show, show_all, write_json
+from .node_page import NodeView, Replay
+from .output import show, write_json
 from .tables import Column, Page, Table
 
 if TYPE_CHECKING:
@@ -34,40 +34,6 @@ _SILENCE_S = 30
 
 
 # ---- one node ------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class View(NodeView):
-    """A node that is shown once, or again and again.
-
-    Attributes:
-        is_live: Whether it goes on; a document does not.
-    """
-
-    is_live: bool = True
-
-    def show(
-        self, page_of: Callable[[NodeView], Page], interval_s: float | None, as_json: bool
-    ) -> None:
-        """Show the page that a function makes of the node, once or at an interval."""
-        show_all(lambda: page_of(self), interval_s, as_json)
-
-
-@attrs.frozen
-class Replay:
-    """In place of an observer: one observation, of a document."""
-
-    observation: Observation
-    taking_s = 0.0
-
-    @property
-    def asks_driver(self) -> bool:
-        """Whether the driver was asked."""
-        return self.observation.driver_asked
-
-    def observe(self, **_: object) -> Observation:
-        """Return the observation."""
-        return self.observation
 
 
 @attrs.frozen
@@ -269,7 +235,7 @@ def _joined_table(tables: Sequence[tuple[str, Table]]) -> Table:
 #: A context with one node.
 OpenedNode: TypeAlias = "contextlib.AbstractContextManager[NodeView]"
 #: A context with a node, or with those of documents.
-Opened: TypeAlias = "contextlib.AbstractContextManager[View | NodesView]"
+Opened: TypeAlias = "contextlib.AbstractContextManager[NodeView | NodesView]"
 
 
 def refuse_options_of_nodes(*refused: str) -> None:
@@ -305,53 +271,51 @@ def replay(document: str, *refused: str) -> Replay:
 
 @contextlib.contextmanager
 def _open_node(
-    node_choice: NodeChoice, selector: Selector, driver: DriverChoice, document: str | None
+    node_choice: NodeChoice,
+    selector: Selector,
+    driver: DriverChoice,
+    document: str | None,
+    gpus: tuple[int, ...] = (),
+    asked: Service | None = None,
 ) -> Iterator[NodeView]:
     if document is not None:
-        yield NodeView(replay(document, "repairs_wanted"), selector, node_choice)
-        return
-    with driver.observe(node_choice) as observer:
-        yield NodeView(observer, selector, node_choice)
+        yield NodeView(replay(document, "repairs_wanted"), selector, node_choice, gpus)
+    elif asked is not None:
+        yield NodeView(asked, selector, node_choice, gpus)
+    else:
+        with driver.observe(node_choice) as observer:
+            yield NodeView(observer, selector, node_choice, gpus)
 
 
-@contextlib.contextmanager
 def _open_view(
     node_choice: NodeChoice,
     selector: Selector,
     driver: DriverChoice,
     document: str | None,
     gpus: tuple[int, ...],
-) -> Iterator[View | NodesView]:
+) -> Opened:
     """Open the node, the service's or a document's; or the nodes whose documents come on stdin.
 
     Raises:
         UsageError: An option needs a node.
         Failure: There is no document.
     """
-    if document == "-":
-        refuse_options_of_nodes()
-        yield NodesView(selector, node_choice, gpus)
-    elif document is not None:
-        yield View(replay(document), selector, node_choice, gpus, is_live=False)
-    elif (asked := service()) is not None:
-        yield View(asked, selector, node_choice, gpus)
-    else:
-        with driver.observe(node_choice) as observer:
-            yield View(observer, selector, node_choice, gpus)
+    if document != "-":
+        asked = service() if document is None else None
+        return _open_node(node_choice, selector, driver, document, gpus, asked)
+    refuse_options_of_nodes()
+    return contextlib.nullcontext(NodesView(selector, node_choice, gpus))
 
 
-_VIEW = ("node_choice", "selector", "driver")
 _options = options.all_of(options.chosen_options, options.node_options, options.driver_options)
 #: Adds the options of a node, its driver, a selection, and --from; the command gets `opened`.
 node_view_options = options.all_of(
-    _options,
-    options.from_option,
-    options.group_options("opened", (*_VIEW, "document"), _open_node),
+    _options, options.from_option, options.group_options("opened", _open_node)
 )
 #: Adds --gpu and --from as well; the node may be the service's.
 view_options = options.all_of(
     _options,
     options.gpu_option,
     options.from_option,
-    options.group_options("opened", (*_VIEW, "document", "gpus"), _open_view),
+    options.group_options("opened", _open_view),
 )

@@ -205,8 +205,7 @@ def stuck_mig_apply(context: DoctorContext) -> Iterator[Finding]:
 
 def impossible_driver_figures(context: DoctorContext) -> Iterator[Finding]:
     """GPUs that have, or whose MIG devices have, a driver's figure that cannot be."""
-    sample = context.observation.sample
-    for gpu in () if sample is None else sample.devices:
+    for gpu in context.observation.gpus:
         devices = (gpu, *gpu.mig_devices)
         wrong = [(each.uuid, *figure) for each in devices for figure in each.out_of_range]
         for uuid, name, value in wrong[:1]:

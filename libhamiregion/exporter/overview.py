@@ -106,7 +106,7 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
         ],
         "count": len(by_name),
         "first": first,
-        "gpus": () if observation.sample is None else observation.sample.devices[:_GPUS],
+        "gpus": observation.gpus[:_GPUS],
         "missing": [
             (
                 scrape.texts.labels[each],

@@ -56,7 +56,7 @@ def cards(observation: Observation) -> dict[str | None, Card]:
         By uuid, in the driver's order; last, under None, the devices whose card is not known.
     """
     found: dict[str | None, Card] = {}
-    for gpu in () if observation.sample is None else observation.sample.devices:
+    for gpu in observation.gpus:
         for each in gpu.mig_devices or (gpu,):
             if each.uuid is not None:
                 memory = each.memory_total_bytes, each.memory_used_bytes

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from libhamiregion.tables import RegionTable
 
     from .containers import Container
-    from .driver import NvmlSample
+    from .driver import NvmlDevice, NvmlSample
     from .evidence import NodeEvidence
     from .names import ContainerId, PodName
     from .processes import ProcessView, RegionProcesses, SlotStates
@@ -195,6 +195,16 @@ class Observation:
     def containers(self) -> tuple[Container, ...]:
         """The containers with a region, one per row of ``table.regions``."""
         return self.snapshot.containers
+
+    @property
+    def gpus(self) -> tuple[NvmlDevice, ...]:
+        """The GPUs in the driver's sample; none without one."""
+        return () if self.sample is None else self.sample.devices
+
+    @property
+    def gpu_indexes(self) -> Mapping[str | None, int]:
+        """Uuid of a GPU or MIG device to the NVML index of the GPU; empty without a sample."""
+        return {} if self.sample is None else self.sample.gpu_indexes
 
     @property
     def missing(self) -> tuple[Container, ...]:

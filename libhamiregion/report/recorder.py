@@ -159,7 +159,7 @@ class Recorder:
         """
         observation = self._observer.observe()
         at_ms = observation.regions_read_at_ns // 1_000_000
-        devices = () if observation.sample is None else observation.sample.devices
+        devices = observation.gpus
         gpus = sum(len(device.mig_devices) or 1 for device in devices)
         known = {uuid: gpu for device in devices for uuid, gpu in _gpus_of(device)}
         return self._writer.write(
