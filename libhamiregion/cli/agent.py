@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,34 +13,44 @@ import click
 
 from libhamiregion.agent import (
     Feedback,
+    OtherWriterRuns,
     PlanKeeper,
     RepairLoop,
+    RootWatch,
     StaleDirectoryCleaner,
+    TaskRunner,
     UsageSync,
 )
+from libhamiregion.agent.loop import run_each
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.plan import PlanReconciler
+from libhamiregion.plan import PlanLocked, PlanReconciler
 from libhamiregion.text import count_text
 
 from . import options
 from .exporter import metrics_options, metrics_server
-from .failures import Failure, bad_arguments
+from .failures import Failure, Refused, bad_arguments
 from .help import verb
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .node_page import root_failure
-from .service import run_service, serve_documents
+from .service import (
+    ServiceLog,
+    collect_rarely,
+    end_unfinished,
+    on_signals,
+    serve_documents,
+    stop_signals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.agent import Task, TaskRunner
-
-    from .service import ServiceLog
+    from libhamiregion.agent import Task
 
 # Between a device plugin's making a directory and kubelet's making its own.
 SHORTEST_GONE_AFTER_S = 1.0
 # A scrape shows the observation that the agent took last, if it is no older.
 _METRICS_AGE_S = 5.0
+_CLOSING_S = 3.0
 
 _task = functools.partial(options.option, group="Tasks")
 
@@ -67,15 +79,7 @@ _task = functools.partial(options.option, group="Tasks")
 @options.dry_run_option
 @options.library_option
 @options.json_option
-def agent(
-    *,
-    node_choice: options.NodeChoice,
-    library: str | None,
-    once: bool,
-    dry_run: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def agent(*, node_choice: options.NodeChoice, as_json: bool, **given: Any) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
     Exit codes: 0 ended in order, 1 failed (with --once: a pass or a repair failed), 2 wrong usage,
@@ -84,22 +88,16 @@ def agent(
     wanted = SimpleNamespace(**given)
     wanted.metrics = wanted.metrics or bool(wanted.listen)
     wanted.plan = wanted.plan_path is not None or wanted.from_annotations
-    _check(wanted, once=once, dry_run=dry_run)
+    _check(wanted)
     with bad_arguments():
         node = node_choice.open()
-    sampler = NvmlSampler(library, sensors=wanted.metrics)
+    # Not closed: a driver that does not answer would keep this from ending.
+    sampler = NvmlSampler(wanted.library, sensors=wanted.metrics)
     observer = Observer(
         node, sampler=sampler if wanted.repair or wanted.metrics or wanted.plan else None
     )
-    runner = run_service(
-        observer,
-        lambda log: _tasks(wanted, observer, log, node_choice, dry_run=dry_run),
-        lambda runner, log: _export(wanted, observer, runner, log, node_choice.node_name),
-        as_json=as_json,
-        once=once,
-        dry_run=dry_run,
-    )
-    if once:
+    runner = _run(wanted, observer, node_choice, ServiceLog(as_json=as_json, on_stdout=wanted.once))
+    if wanted.once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
         failure = failed if runner.failures else root_failure(node, node_choice.roots)
         if unrepaired := runner.counters().get("repair_errors"):
@@ -109,8 +107,9 @@ def agent(
             raise Failure(failure)
 
 
-def _check(wanted: Any, *, once: bool, dry_run: bool) -> None:
+def _check(wanted: Any) -> None:
     """Refuse options that contradict each other."""
+    once, dry_run = wanted.once, wanted.dry_run
     works = wanted.feedback or wanted.repair or wanted.plan or wanted.remove_gone or wanted.metrics
     if not works:
         raise click.UsageError(
@@ -127,15 +126,58 @@ def _check(wanted: Any, *, once: bool, dry_run: bool) -> None:
         raise click.UsageError("with --remove-gone, --resync-interval is 1s or more")
 
 
+def _run(
+    wanted: Any, observer: Observer, node_choice: options.NodeChoice, log: ServiceLog
+) -> TaskRunner:
+    """Run the tasks until a signal asks for the end, or with --once one pass of each.
+
+    Raises:
+        Failure: Another process does what a task would do.
+        SystemExit: Something has not ended in order.
+    """
+    collect_rarely()
+    with stop_signals() as stop:
+        log.capture_logging("info")
+        tasks = list(_tasks(wanted, observer, log, node_choice))
+        runner = TaskRunner(observer, [RootWatch(observer.node, emit=log), *tasks], emit=log)
+        refusals: list[Exception] = []
+
+        def report_start() -> None:
+            names = ", ".join(task.name for task in tasks)
+            dry = " (dry run: nothing is written)" if wanted.dry_run else ""
+            log.emit("agent", "started", f"{names}{dry}", pid=os.getpid())
+
+        def begin() -> None:
+            try:
+                runner.start(once=wanted.once, prepared=report_start, finished=stop.ask)
+            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
+                refusals.append(error)
+                stop.ask()
+
+        end_serving = _export(wanted, observer, runner, log, node_choice.node_name)
+        # In a thread, so that a signal is heard whatever hangs.
+        threading.Thread(target=begin, name="hami-start", daemon=True).start()
+        stop.wait()
+        left = runner.stop()
+        if run_each(lambda end: end(), [end_serving], _CLOSING_S):
+            left = (*left, "exporter: a scrape does not end")
+        if not refusals:
+            log.emit("agent", "stopped", "not in order" if left else "ended in order")
+    for refusal in refusals:
+        if isinstance(refusal, OtherWriterRuns):
+            raise Refused(f"the feedback does not start: {refusal}") from None
+        if isinstance(refusal, PlanLocked):
+            raise Failure(str(refusal)) from None
+        raise refusal
+    if left:
+        end_unfinished(left)
+    return runner
+
+
 def _tasks(
-    wanted: Any,
-    observer: Observer,
-    log: ServiceLog,
-    node_choice: options.NodeChoice,
-    *,
-    dry_run: bool,
+    wanted: Any, observer: Observer, log: ServiceLog, node_choice: options.NodeChoice
 ) -> Iterator[Task]:
-    node = observer.node
+    node, dry_run = observer.node, wanted.dry_run
     if wanted.feedback:
         yield Feedback(
             node,
@@ -193,9 +235,8 @@ def _export(
             max_age_s=_METRICS_AGE_S,
         )
     server = metrics_server(exported, wanted.listen, web_config=wanted.web_config, healthy=stuck)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # As in the exporter. Without metrics there is nothing to read again, and the agent ends.
-        signal.signal(signal.SIGHUP, lambda *_: server.reload())
+    # As in the exporter. Without metrics there is nothing to read again, and the agent ends.
+    on_signals(lambda *_: server.reload(), signal.SIGHUP)
     server.start()
     serve_documents(observer)
     for url in server.urls:

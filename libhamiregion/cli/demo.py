@@ -22,6 +22,7 @@ from . import options
 from .failures import Failure
 from .help import verb
 from .output import write, write_json
+from .service import on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +66,7 @@ def demo(seconds: float | None, node: bool, listen: tuple[str, ...], as_json: bo
     """Show what a region is: processes, GPUs, and limits edited under them; no GPU needed."""
     if not node and (listen or as_json):
         raise click.UsageError("--listen and --json go with --node")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # A signal that nohup ignores stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+    on_signals(_leave, signal.SIGTERM, signal.SIGHUP)
     with FakeNode() as fake:
         if node:
             _run_node(fake, listen, seconds, as_json)

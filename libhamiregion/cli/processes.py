@@ -90,7 +90,7 @@ def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json
     with opened as view:
         if isinstance(view, NodesView) and not as_json:
             view.show(lambda node: Top(node, wide=wide).page(TopKeys(sort)), interval_s, as_json)
-        elif as_json or not on_terminal() or not view.is_live:
+        elif isinstance(view, NodesView) or as_json or not on_terminal() or not view.is_live:
             view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
         else:
             end_by_sigterm()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,7 +10,7 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.node import Observer
 from libhamiregion.report import Recorder, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
@@ -28,7 +27,7 @@ from .failures import Failure
 from .help import verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
-from .service import ServiceLog
+from .service import SIGNALS, ServiceLog, on_signals
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def record(
                 _dry_run(path, node, as_json=as_json)
                 return
             with RecordingWriter(path, node=name, **bounds) as writer:
-                # Not closed: a driver that does not answer would keep this from ending.
-                sampler = None if driver.no_driver else NvmlSampler(driver.library)
-                recorder = Recorder(Observer(node, sampler=sampler), writer)
+                recorder = Recorder(Observer(node, sampler=driver.sampler()), writer)
                 every = "once" if once else f"every {writer.interval_s:g} s"
                 log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
                 if once:
@@ -107,10 +104,7 @@ def record(
                     if failure is not None:
                         raise Failure(failure)
                 else:
-                    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                        # As nohup wants it, if it is ignored.
-                        if signal.getsignal(number) is not signal.SIG_IGN:
-                            signal.signal(number, _end)
+                    on_signals(_end, *SIGNALS)
                     recorder.run(time.sleep, looked=log.looked, failed=log.failed)
     except RecordingError as error:
         raise Failure(str(error)) from None

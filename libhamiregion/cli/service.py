@@ -20,21 +20,19 @@ import attrs
 from libhamiregion.services.events import Event, EventReporter
 from libhamiregion.text import printable
 
-from .failures import FAILED, Failure, Refused
+from .failures import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TextIO
 
-    from libhamiregion.agent import Task, TaskRunner
     from libhamiregion.node import Observer
 
 LEVELS = ("debug", "info", "warning", "error")
 
 _LINE_LIMIT = 500
 _CUT = "..."
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_CLOSING_S = 3.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 # ---- the log -------------------------------------------------------------------------------------
@@ -156,6 +154,13 @@ class Stop:
             os.read(self._reading, 1)
 
 
+def on_signals(handler: Callable[..., object], *numbers: signal.Signals) -> None:
+    """Handle signals; one that is ignored at the start, as SIGHUP by nohup, stays ignored."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Stop]:
     """Have SIGTERM, SIGINT and SIGHUP ask for the end, which may take some seconds.
@@ -163,25 +168,19 @@ def stop_signals() -> Iterator[Stop]:
     Signals after the first one are ignored: the end must not be cut short.
     """
     stop = Stop()
-    # A signal that is ignored at the start, as SIGHUP by nohup, stays ignored.
-    before = {
-        number: handler
-        for number in _SIGNALS
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-    }
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     is_signalled = False
 
     def on_signal(*_: object) -> None:
         nonlocal is_signalled
         is_signalled = True
         stop.ask()
-        for number in before:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     # A signal that comes just before the wait, or to another thread, does not interrupt it.
     signal.set_wakeup_fd(stop.writing, warn_on_full_buffer=False)
-    for number in before:
-        signal.signal(number, on_signal)
+    on_signals(on_signal, *SIGNALS)
     try:
         yield stop
     finally:
@@ -207,9 +206,6 @@ def end_unfinished(left: Iterable[str]) -> NoReturn:
     os._exit(FAILED)
 
 
-# ---- tasks until the end -------------------------------------------------------------------------
-
-
 def serve_documents(observer: Observer) -> None:
     """Serve the node's latest observation by the socket of this pod, if it has one."""
     from libhamiregion.services import document_socket
@@ -221,73 +217,3 @@ def serve_documents(observer: Observer) -> None:
 def collect_rarely() -> None:
     """Have fewer garbage collections: a tenth less time, for 11 MiB of memory."""
     gc.set_threshold(50_000)
-
-
-def run_service(
-    observer: Observer,
-    tasks: Callable[[ServiceLog], Iterable[Task]],
-    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]],
-    *,
-    as_json: bool,
-    once: bool,
-    dry_run: bool,
-) -> TaskRunner:
-    """Run tasks until a signal asks for the end, or with `once` one pass of each.
-
-    Args:
-        observer: Observes the node for the tasks; not closed: a driver that does not answer would
-            keep this from ending.
-        tasks: Makes the tasks.
-        serve: Starts what else the process does; returns a function that ends it.
-        as_json: Whether events are objects.
-        once: Whether to make one pass, with the events as the answer on stdout.
-        dry_run: Whether the tasks write nothing; said at the start.
-
-    Raises:
-        Failure: Another process does what a task would do.
-        SystemExit: Something has not ended in order.
-    """
-    # With their threads only where they run.
-    from libhamiregion.agent import OtherWriterRuns, RootWatch, TaskRunner
-    from libhamiregion.agent.loop import run_each
-    from libhamiregion.plan import PlanLocked
-
-    collect_rarely()
-    with stop_signals() as stop:
-        log = ServiceLog(as_json=as_json, on_stdout=once)
-        log.capture_logging("info")
-        wanted = list(tasks(log))
-        roots = RootWatch(observer.node, emit=log)
-        runner = TaskRunner(observer, [roots, *wanted], emit=log)
-        refusals: list[Exception] = []
-
-        def report_start() -> None:
-            names = ", ".join(task.name for task in wanted)
-            dry = " (dry run: nothing is written)" if dry_run else ""
-            log.emit("agent", "started", f"{names}{dry}", pid=os.getpid())
-
-        def begin() -> None:
-            try:
-                runner.start(once=once, prepared=report_start, finished=stop.ask)
-            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
-                refusals.append(error)
-                stop.ask()
-
-        end_serving = serve(runner, log)
-        # In a thread, so that a signal is heard whatever hangs.
-        threading.Thread(target=begin, name="hami-start", daemon=True).start()
-        stop.wait()
-        left = runner.stop()
-        if run_each(lambda end: end(), [end_serving], _CLOSING_S):
-            left = (*left, "exporter: a scrape does not end")
-        if not refusals:
-            log.emit("agent", "stopped", "not in order" if left else "ended in order")
-    for refusal in refusals:
-        if isinstance(refusal, OtherWriterRuns):
-            raise Refused(f"the feedback does not start: {refusal}") from None
-        if isinstance(refusal, PlanLocked):
-            raise Failure(str(refusal)) from None
-        raise refusal
-    if left:
-        end_unfinished(left)
-    return runner

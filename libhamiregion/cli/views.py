@@ -130,7 +130,6 @@ class NodesView:
     selector: Selector
     node_choice: NodeChoice
     gpus: tuple[int, ...] = ()
-    is_live = False
 
     def show(
         self, page_of: Callable[[NodeView], Page], interval_s: float | None, as_json: bool
