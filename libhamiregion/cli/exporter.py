@@ -13,7 +13,7 @@ from libhamiregion import __version__
 from libhamiregion.units import parse_duration
 
 from . import options
-from .failures import Failure, bad_arguments
+from .failures import Failure, bad_arguments, failures_of
 from .help import verb
 from .output import write
 from .service import LEVELS, ServiceLog, collect_rarely, serve_documents
@@ -129,8 +129,5 @@ def metrics_server(
     """Make the server of an exporter; it listens from now on."""
     from libhamiregion.exporter import ListenError, MetricsServer, WebConfigError
 
-    with bad_arguments():
-        try:
-            return MetricsServer(exported, listen or (DEFAULT_ADDRESS,), **settings)
-        except (ListenError, WebConfigError) as error:
-            raise Failure(str(error)) from None
+    with bad_arguments(), failures_of(ListenError, WebConfigError):
+        return MetricsServer(exported, listen or (DEFAULT_ADDRESS,), **settings)

@@ -97,6 +97,15 @@ def bad_arguments() -> Iterator[None]:
         raise click.UsageError(in_command_words(str(error))) from None
 
 
+@contextlib.contextmanager
+def failures_of(*kinds: type[Exception], about: str = "") -> Iterator[None]:
+    """Turn errors into failures, whose sentences begin with what they are about."""
+    try:
+        yield
+    except kinds as error:
+        raise Failure(f"{about}{error}") from None
+
+
 class ErrorGroup(click.Group):
     """A group of verbs; a verb's module is imported when the verb is called.
 

@@ -27,7 +27,7 @@ from libhamiregion.text import count_text
 from libhamiregion.units import memory_limit_percent
 
 from . import options
-from .failures import DONE, PROBLEMS, USAGE, Failure
+from .failures import DONE, PROBLEMS, USAGE, Failure, failures_of
 from .help import verb
 from .names import Names, name_columns, name_texts, names_of, some
 from .node_page import node_warnings
@@ -90,27 +90,18 @@ class PlanChoice:
         """
         readings = []
         if self.path is not None:
-            readings.append(SourceReading(self.load_file()))
+            try:
+                plan = load_plan("/dev/stdin" if self.path == "-" else self.path)
+            except PlanError as error:
+                raise InvalidPlan(f"the plan cannot be used\n{error}") from None
+            readings.append(SourceReading(plan))
         if self.from_annotations:
             pods = self._pods()
-            try:
+            with failures_of(KubernetesError, about="the pods of this node cannot be listed: "):
                 pods.load()
-            except KubernetesError as error:
-                raise Failure(f"the pods of this node cannot be listed: {error}") from None
             annotations = PodAnnotations(pods, maximum_percent=self.maximum_percent)
             readings.append(annotations.read())
         return join_readings(readings)
-
-    def load_file(self) -> LimitPlan:
-        """Read the plan's file.
-
-        Raises:
-            InvalidPlan: It cannot be used.
-        """
-        try:
-            return load_plan("/dev/stdin" if self.path == "-" else str(self.path))
-        except PlanError as error:
-            raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
     def _pods(self) -> NodePods:
         choice = self.node_choice

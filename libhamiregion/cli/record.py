@@ -23,7 +23,7 @@ from libhamiregion.text import count_text, error_text, printable
 from libhamiregion.units import parse_duration
 
 from . import options
-from .failures import Failure
+from .failures import Failure, bad_arguments, failures_of
 from .help import verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
@@ -88,28 +88,22 @@ def record(
 ) -> None:
     """Record the usage of this node's containers in a file, for `hamiregion report`."""
     name = node_choice.node_name or platform.node() or None
-    try:
-        with node_choice.open() as node:
-            if dry_run:
-                RecordingWriter(path, **bounds, dry_run=True)
-                _dry_run(path, node, as_json=as_json)
-                return
-            with RecordingWriter(path, node=name, **bounds) as writer:
-                recorder = Recorder(Observer(node, sampler=driver.sampler()), writer)
-                every = "once" if once else f"every {writer.interval_s:g} s"
-                log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
-                if once:
-                    log.looked(recorder.look())
-                    failure = root_failure(node, node_choice.roots)
-                    if failure is not None:
-                        raise Failure(failure)
-                else:
-                    on_signals(_end, *SIGNALS)
-                    recorder.run(time.sleep, looked=log.looked, failed=log.failed)
-    except RecordingError as error:
-        raise Failure(str(error)) from None
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    with bad_arguments(), failures_of(RecordingError), node_choice.open() as node:
+        if dry_run:
+            RecordingWriter(path, **bounds, dry_run=True)
+            _dry_run(path, node, as_json=as_json)
+            return
+        with RecordingWriter(path, node=name, **bounds) as writer:
+            recorder = Recorder(Observer(node, sampler=driver.sampler()), writer)
+            every = "once" if once else f"every {writer.interval_s:g} s"
+            log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
+            if not once:
+                on_signals(_end, *SIGNALS)
+                recorder.run(time.sleep, looked=log.looked, failed=log.failed)
+            log.looked(recorder.look())
+            failure = root_failure(node, node_choice.roots)
+            if failure is not None:
+                raise Failure(failure)
 
 
 def _end(*_: object) -> NoReturn:

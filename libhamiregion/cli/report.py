@@ -28,13 +28,14 @@ from libhamiregion.report import (
 from libhamiregion.report.aggregate import DEFAULT_HEADROOM
 from libhamiregion.report.models import LEVELS
 from libhamiregion.report.page import CHART_POINTS, Times, share
-from libhamiregion.text import error_text, printable
+from libhamiregion.text import printable
 from libhamiregion.units import parse_duration
 
 from . import options
-from .failures import Failure
+from .failures import Failure, bad_arguments, failures_of
 from .format import ratio_bar, ratio_style
 from .help import verb
+from .names import some
 from .output import show, write
 from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Page, Table
 
@@ -176,31 +177,26 @@ def report(
     """Report usage of GPUs over time, and what it costs."""
     known_prices = _prices(prices)
     form = _form(form, path, as_json=as_json)
-    try:
+    with bad_arguments():
         start, end = parse_span(since, until, now=dt.datetime.now(tz=dt.timezone.utc))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    try:
-        with contextlib.ExitStack() as opened:
-            histories = _histories(sources, step_s, matchers, opened)
-            made = make_report(
-                histories,
-                round(start.timestamp() * 1000),
-                round(end.timestamp() * 1000),
-                by=by or ("namespace" if form == "html" else "container"),
-                select=selector,
-                headroom=headroom / 100,
-                points=CHART_POINTS if form == "html" else 0,
-                # A date may be in a gap, and shows it.
-                from_first_sample=is_length(since),
-                unlimited_sm_as=unlimited_sm_as,
-                prices=known_prices,
-            )
-            if made.total is None:
-                everything = make_report(histories, made.since_ms, made.until_ms, by="namespace")
-                raise Failure(_nothing(histories, selector, everything))
-    except (RecordingError, PrometheusError) as error:
-        raise Failure(str(error)) from None
+    with failures_of(RecordingError, PrometheusError), contextlib.ExitStack() as opened:
+        histories = _histories(sources, step_s, matchers, opened)
+        made = make_report(
+            histories,
+            round(start.timestamp() * 1000),
+            round(end.timestamp() * 1000),
+            by=by or ("namespace" if form == "html" else "container"),
+            select=selector,
+            headroom=headroom / 100,
+            points=CHART_POINTS if form == "html" else 0,
+            # A date may be in a gap, and shows it.
+            from_first_sample=is_length(since),
+            unlimited_sm_as=unlimited_sm_as,
+            prices=known_prices,
+        )
+        if made.total is None:
+            everything = make_report(histories, made.since_ms, made.until_ms, by="namespace")
+            raise Failure(_nothing(histories, selector, everything))
     _write(made, form, path)
 
 
@@ -223,10 +219,8 @@ def _prices(given: tuple[str, ...]) -> dict[str, float] | None:
         if "=" in option:
             lines.append(option)
             continue
-        try:
+        with failures_of(ValueError, about=f"{option}: "):
             text = read_bounded(option, _PRICE_FILE_LIMIT).decode()
-        except (OSError, ValueError) as error:
-            raise Failure(f"{option}: {error_text(error)}") from None
         lines += [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
     found: dict[str, float] = {}
     for each in lines:
@@ -264,20 +258,17 @@ def _histories(
     }
     if secrets["token"] is not None and secrets["user"] is not None:
         raise click.UsageError("sign in with a token or with a user, not with both")
-    try:
+    with bad_arguments():
         return [PrometheusHistory(sources[0], step_s=step_s, matchers=matchers or "", **secrets)]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _nothing(histories: list[History], selector: Selector, everything: Report) -> str:
     there = sorted({row.namespace for row in everything.rows if row.namespace is not None})
     if there and selector.namespace is not None and not fnmatch.filter(there, selector.namespace):
-        shown = [printable(each) for each in there[:_NAMESPACES_SHOWN]]
-        more = f" and {len(there) - len(shown)} more" if len(there) > len(shown) else ""
+        shown = some(map(printable, there), limit=_NAMESPACES_SHOWN)
         return (
             f"no namespace {printable(selector.namespace)} was recorded in that time; there are"
-            f" {', '.join(shown)}{more}"
+            f" {shown}"
         )
     spans = [history.span_ms() for history in histories if isinstance(history, Recording)]
     known = [each for each in spans if each is not None]
@@ -319,10 +310,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     if path is None:
         write(content)
     else:
-        try:
-            Path(path).write_bytes(content.encode())
-        except OSError as error:
-            raise Failure(f"{path}: {error.strerror}") from None
+        Path(path).write_bytes(content.encode())
     # The page has them.
     for warning in () if form == "html" else made.warnings:
         sys.stderr.write(f"Note: {printable(warning)}\n")

@@ -16,7 +16,7 @@ from libhamiregion.run.run_directory import run_bases
 from libhamiregion.text import printable
 
 from . import options
-from .failures import Failure, bad_arguments
+from .failures import bad_arguments, failures_of
 from .help import verb
 from .output import write, write_json
 
@@ -99,15 +99,13 @@ def run(command: tuple[str, ...], dry_run: bool, as_json: bool, **settings: Any)
         raise click.UsageError("--json is for --dry-run; a program's output is its own")
     if not command and not dry_run:
         raise click.UsageError("Missing argument 'PROGRAM [ARG]...'.")
-    try:
+    with failures_of(LaunchError):
         with bad_arguments():
             launch = plan_launch(**settings)
-        if dry_run:
-            _show_environment(launch, as_json)
-            return None
-        return _run(command, launch)
-    except LaunchError as error:
-        raise Failure(str(error)) from None
+        if not dry_run:
+            return _run(command, launch)
+        _show_environment(launch, as_json)
+    return None
 
 
 def _run(command: tuple[str, ...], launch: Launch) -> int:

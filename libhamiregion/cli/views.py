@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from libhamiregion.bounded_file import read_bounded
 
 from . import options
-from .failures import Failure
+from .failures import Failure, failures_of
 from .node_page import NodeView, Replay
 from .output import show, write_json
 from .tables import Column, Page, Table
@@ -64,10 +64,8 @@ class Service:
         """
         from libhamiregion.observation.json import DocumentError, from_json
 
-        try:
+        with failures_of(DocumentError, about=f"the service at {self.path}: "):
             return from_json(self.document())
-        except DocumentError as error:
-            raise Failure(f"the service at {self.path}: {error}") from None
 
 
 # What chooses a node.
@@ -106,12 +104,8 @@ def _read(path: str) -> Replay:
     """
     from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json
 
-    try:
+    with failures_of(DocumentError, about=f"{path}: "):
         return Replay(from_json(read_bounded(path, MAX_BYTES, silence_s=_SILENCE_S)))
-    except (DocumentError, OSError) as error:
-        raise Failure(
-            f"{path}: {error.strerror if isinstance(error, OSError) else error}"
-        ) from None
 
 
 # ---- several nodes -------------------------------------------------------------------------------
@@ -164,9 +158,8 @@ def _documents() -> Iterator[tuple[str, Observation | Exception]]:
     signal.alarm(_SILENCE_S)
     lines = iter(lambda: sys.stdin.buffer.readline(MAX_BYTES + 1), b"")
     try:
-        yield from from_lines(lines)
-    except DocumentError as error:
-        raise Failure(f"stdin: {error}") from None
+        with failures_of(DocumentError, about="stdin: "):
+            yield from from_lines(lines)
     finally:
         signal.alarm(0)
 
