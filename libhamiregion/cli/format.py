@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from libhamiregion import Effect, ProcessStatus
 from libhamiregion.errors import signed_pid
@@ -20,7 +22,8 @@ _ABOVE_EVERY_PID = 2**30
 _SM_SLACK_PERCENT = 10
 
 _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
-_EFFECTS = {
+#: From when on an edit holds.
+EFFECT_WORDS = {
     Effect.IMMEDIATE: "at once, also in running processes",
     Effect.NEW_PROCESSES: "for processes started from now on",
     Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
@@ -44,11 +47,6 @@ def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
     return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
 
 
-def effect_words(effect: Effect) -> str:
-    """Say from when on an edit holds."""
-    return _EFFECTS[effect]
-
-
 def age_words(seconds: int) -> str:
     """Say how long ago, in the largest unit that fits.
 
@@ -64,6 +62,12 @@ def age_words(seconds: int) -> str:
 
 
 # ---- bars ----------------------------------------------------------------------------------------
+
+
+def is_used(device: Any) -> bool:
+    """Whether a figure of a process on a device is not 0."""
+    names = (field.name for field in attrs.fields(type(device)))
+    return any(getattr(device, name) for name in names if name.endswith(("_bytes", "_percent")))
 
 
 def fill_ratio(device: DeviceUsage) -> float | None:

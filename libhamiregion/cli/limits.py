@@ -26,7 +26,7 @@ from libhamiregion.units import (
 
 from . import options
 from .failures import ErrorGroup, Refused, bad_arguments
-from .format import effect_words, memory_bar
+from .format import EFFECT_WORDS, memory_bar
 from .output import UNDO, show, show_done
 from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
@@ -422,7 +422,7 @@ def _sentence(change: LimitChange | ValueChange, *, dry_run: bool) -> str:
     words = f"would change {change.words}" if dry_run else change.words
     if isinstance(change, LimitChange):
         words += f" ({'raised' if _is_raised(change) else 'lowered'})"
-    return f"{words}, {effect_words(change.effect)}"
+    return f"{words}, {EFFECT_WORDS[change.effect]}"
 
 
 def _is_raised(change: LimitChange) -> bool:

@@ -207,14 +207,10 @@ def apply(
     return DONE if is_complete else PROBLEMS
 
 
-def _refresh(node: Node) -> None:
+def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:
     node.refresh(processes=False)
     if node.root_problem is not None:
         raise Failure(f"{node.root_problem}; name it with --root")
-
-
-def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:
-    _refresh(node)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     observe = Observer(node, sampler=NvmlSampler()).observe
     return diff_plan(node, reading.plan, force=force, held=reading.held, observe=observe)

@@ -152,7 +152,16 @@ class NodeView:
             notes: Further notes.
             found: Whether the answer has something that was selected.
         """
-        warnings, gaps = _root_warnings(observation), self._gaps(observation)
+        errors = sorted(observation.root_errors.items())
+        warnings = tuple(f"{root}: {reason}" for root, reason in errors)
+        gaps = [
+            GapRow(
+                **attrs.asdict(_gap_names(gap)), kind=gap.kind, reason=gap.reason, count=gap.count
+            )
+            for gap in observation.gaps
+            # Regions that an observation leaves out because of their size are read all the same.
+            if gap.kind != "slots"
+        ]
         failure = observation.root_problem
         if failure is not None and not self.node_choice.roots:
             failure += (
@@ -170,7 +179,7 @@ class NodeView:
                 "complete": observation.processes.is_complete,
                 "warnings": warnings,
                 "gaps": gaps,
-                "gpus": _gpus(observation),
+                "gpus": [GpuState(gpu.index, gpu.uuid, gpu.state) for gpu in observation.gpus],
                 **data,
             },
             # A heading without rows before an error reads as an answer.
@@ -184,16 +193,6 @@ class NodeView:
             warnings=warnings,
             failure=failure,
         )
-
-    def _gaps(self, observation: Observation) -> list[GapRow]:
-        """The gaps, with the names of their containers."""
-        rows = []
-        for gap in observation.gaps:
-            # Regions that an observation leaves out because of their size are read all the same.
-            if gap.kind != "slots":
-                names = attrs.asdict(_gap_names(gap))
-                rows.append(GapRow(**names, kind=gap.kind, reason=gap.reason, count=gap.count))
-        return rows
 
     def _selection_failure(self, observation: Observation) -> str | None:
         """Say that nothing is selected, and list what there is; None if something is."""
@@ -262,14 +261,6 @@ def devices_of(observation: Observation, container: Container) -> tuple[DeviceUs
         return ()
     row = observation.containers.index(container)
     return () if observation.table.error(row) else observation.table.snapshot(row).devices
-
-
-def _root_warnings(observation: Observation) -> tuple[str, ...]:
-    return tuple(f"{root}: {reason}" for root, reason in sorted(observation.root_errors.items()))
-
-
-def _gpus(observation: Observation) -> list[GpuState]:
-    return [GpuState(each.index, each.uuid, each.state) for each in observation.gpus]
 
 
 def _failed_gpus(observation: Observation) -> list[str]:

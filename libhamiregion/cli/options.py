@@ -109,15 +109,10 @@ LAYOUT: dict[str, Any] = {
 }
 
 
-def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    is_index = value is not None and re.fullmatch("[0-9]{1,9}", value) is not None
-    return int(value) if value is not None and is_index else value
-
-
 device_option = click.option(
     "--device",
     metavar="N|UUID",
-    callback=_device,
+    type=Parsed("device", lambda typed: int(typed) if re.fullmatch("[0-9]{1,9}", typed) else typed),
     help="Only this device, by CUDA ordinal or uuid.",
 )
 
@@ -235,15 +230,17 @@ class DriverChoice:
             yield Observer.for_command(node, sampler=self.sampler(sensors=sensors))
 
 
-def group_options(name: str, make: Callable[..., Any], *more: str) -> Callable[[Command], Command]:
+def group_options(
+    name: str, make: Callable[..., Any], *fields: str
+) -> Callable[[Command], Command]:
     """Have a command get the values of several options as one argument.
 
     Args:
         name: The argument.
-        make: Makes it of the options that its parameters are called after.
-        more: Further options.
+        make: Makes it.
+        fields: The options; by default those that its parameters are called after.
     """
-    fields = (*inspect.signature(make).parameters, *more)
+    fields = fields or tuple(inspect.signature(make).parameters)
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -262,8 +259,11 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
+_DIRECTORIES = ("roots", "pod_logs", "container_logs", "claims", "node_name")
 #: Adds --root, and the sources of names; the command gets `node_choice`, a `NodeChoice`.
-directory_options = all_of(root_option, _name_options, group_options("node_choice", NodeChoice))
+directory_options = all_of(
+    root_option, _name_options, group_options("node_choice", NodeChoice, *_DIRECTORIES)
+)
 #: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
@@ -306,7 +306,7 @@ chosen_options = all_of(
     click.argument("texts", metavar="[TARGET]...", nargs=-1),
     _patterns,
     option("--all-namespaces", "-A", "all_namespaces", is_flag=True, group="Select"),
-    group_options("selector", _chosen, "texts", *_PATTERNS[1:]),
+    group_options("selector", _chosen, "texts", "all_namespaces", *_PATTERNS),
 )
 
 

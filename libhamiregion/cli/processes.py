@@ -24,7 +24,7 @@ from .containers import (
     device_columns,
     needs_attention,
 )
-from .format import ratio_bar, sm_bar
+from .format import is_used, ratio_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
 from .node_page import NodeView, driver_answer
@@ -196,18 +196,7 @@ class ProcessRow(Names):
     @property
     def busy(self) -> Sequence[ProcessDeviceRow]:
         """The devices that it uses, or on which the driver lists it."""
-        return [
-            row
-            for row in self.devices
-            if row.memory_used_bytes is None
-            or row.memory_used_bytes
-            or row.sm_util_percent
-            or row.memory_driver_bytes
-            or row.driver_sm_percent
-            or row.driver_memory_percent
-            or row.driver_enc_percent
-            or row.driver_dec_percent
-        ]
+        return [row for row in self.devices if row.memory_used_bytes is None or is_used(row)]
 
     @property
     def memory_bytes(self) -> int:
@@ -241,18 +230,12 @@ def _process_row(owner: Container, process: NodeProcess) -> ProcessRow:
     host, container = process.process, process.container
     # Without a slot, its pid inside its container.
     inner = host.ns_pids[-1] if process.pid is None and host is not None else process.pid
-    return ProcessRow(
-        **names_of(owner),
-        region_path=None if container is None else container.region_path,
-        pid=inner,
-        host_pid=process.host_pid,
-        state=process.state,
-        status=process.status,
-        uid=None if host is None else host.uid,
-        user=None if host is None else host.user,
-        command=None if host is None else host.command,
-        devices=process.devices,
-    )
+    about: dict[str, Any] = {
+        **{name: getattr(process, name) for name in ("host_pid", "state", "status", "devices")},
+        **{name: getattr(host, name, None) for name in ("uid", "user", "command")},
+    }
+    path = None if container is None else container.region_path
+    return ProcessRow(**names_of(owner), **about, pid=inner, region_path=path)
 
 
 def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:

@@ -40,6 +40,8 @@ from .output import show, write
 from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from libhamiregion.node import Selector
     from libhamiregion.report import Report, Usage
     from libhamiregion.report.history import History
@@ -299,14 +301,13 @@ def _write(made: Report, form: str, path: str | None) -> None:
         page = Page("report/2", report_json(made), blocks, notes=made.warnings)
         show(page, form == "json")
         return
-    if form == "html":
-        content = report_html(made)
-    elif form == "csv":
-        content = report_csv(made)
-    elif form == "json":
-        content = json.dumps(report_json(made)) + "\n"
-    else:
-        content = "\n".join(block.text() for block in blocks)
+    makers: dict[str, Callable[[Report], str]] = {
+        "html": report_html,
+        "csv": report_csv,
+        "json": lambda made: json.dumps(report_json(made)) + "\n",
+        "text": lambda _: "\n".join(block.text() for block in blocks),
+    }
+    content = makers[form](made)
     if path is None:
         write(content)
     else:

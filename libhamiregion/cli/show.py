@@ -20,7 +20,7 @@ from libhamiregion.observation.figures import without_impossible
 
 from . import options
 from .failures import DONE
-from .format import age_words, fill_ratio, lock_word, memory_bar, sm_bar, status_word
+from .format import age_words, fill_ratio, is_used, lock_word, memory_bar, sm_bar, status_word
 from .help import verb
 from .output import as_plain, program, show_all
 from .output import show as show_page
@@ -264,15 +264,7 @@ def process_table(
 
 
 def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
-    return [
-        usage
-        for usage in process.devices
-        if usage.memory_used_bytes
-        or usage.memory_monitor_bytes
-        or usage.sm_util_percent
-        or usage.enc_util_percent
-        or usage.dec_util_percent
-    ]
+    return list(filter(is_used, process.devices))
 
 
 def _pid_words(process: ProcessUsage) -> str:

@@ -10,7 +10,7 @@ from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_si
 
 from . import options
 from .failures import ErrorGroup, failure
-from .format import effect_words, status_word
+from .format import EFFECT_WORDS, status_word
 from .help import verb
 from .output import as_plain, program, show_all, show_done
 from .tables import Lines, Page
@@ -61,7 +61,7 @@ def _set_status(
         words = f"would change {words}"
     lines = [words]
     if change.effect is Effect.IF_SM_LIMITED:
-        lines.append(f"obeyed {effect_words(change.effect)}")
+        lines.append(f"obeyed {EFFECT_WORDS[change.effect]}")
     answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
     show_done("slot-status/1", region, lines, as_json, place=place, dry_run=dry_run, **answer)
 

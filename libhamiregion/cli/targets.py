@@ -200,12 +200,14 @@ def _targets(
     namespace: str | None,
     all_namespaces: bool,
     takes_all: bool,
-    **choice: Any,
+    layout: Layout | None,
+    node_choice: NodeChoice,
 ) -> Targets:
     if texts is None and not takes_all:
         raise click.UsageError("Missing TARGET: name a container, or add --all for all of them.")
     words = texts if isinstance(texts, tuple) else (() if texts is None else (texts,))
-    return Targets(words, None if all_namespaces else namespace, takes_all, **choice)
+    namespace = None if all_namespaces else namespace
+    return Targets(words, namespace, takes_all, layout, node_choice)
 
 
 def target_options(
@@ -231,5 +233,5 @@ def target_options(
         options.option("--all", "takes_all", is_flag=True, group="Target"),
         options.option("--layout", group="Target", **options.LAYOUT),
         options.directory_options,
-        options.group_options("targets", _targets, "layout", "node_choice"),
+        options.group_options("targets", _targets),
     )
