@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion import RegionSnapshot
+from libhamiregion import DeviceUsage, RegionSnapshot
 from libhamiregion.observation.cards import cards
-from libhamiregion.observation.containers import missing_for
+from libhamiregion.observation.containers import MissingRegion, missing_for
 from libhamiregion.observation.figures import without_impossible
 from libhamiregion.observation.rows import Join
 
@@ -18,21 +18,17 @@ from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
-from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
-from .views import view_options
+from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, On, Page, Table
+from .views import Opened, view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Observation
-    from libhamiregion.observation.containers import MissingRegion
     from libhamiregion.observation.model import ContainerDetails
     from libhamiregion.observation.selector import HasDevice
 
     from .node_page import NodeView
-    from .tables import On
-    from .views import Opened
 
 
 @verb("hamiregion containers", "hamiregion containers --namespace research --watch 2")

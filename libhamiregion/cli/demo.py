@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from libhamiregion import LimitBelowUsage, format_size, open_region
+from libhamiregion import LimitBelowUsage, Region, format_size, open_region
 from libhamiregion.services.document_socket import VARIABLE, serve_documents
-from libhamiregion.testing import FakeNode
+from libhamiregion.testing import FakeContainer, FakeNode
 from libhamiregion.testing.fake_node import MIB
 
 from . import options
@@ -27,8 +27,6 @@ from .service import on_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from libhamiregion import Region
-    from libhamiregion.testing import FakeContainer
 
 # Less than the two processes of device 0 hold, so that every step is refused.
 _LOW_LIMIT = 2 << 30

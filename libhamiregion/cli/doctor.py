@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.doctor import FindingKind, Severity, diagnose, examine, repair
+from libhamiregion.doctor import Finding, FindingKind, Repair, Severity, diagnose, examine, repair
 from libhamiregion.text import count_text
 
 from . import options
 from .failures import DONE, PROBLEMS
 from .help import verb
 from .names import Names, name_texts, names_of, some
-from .node_page import devices_of, driver_answer
+from .node_page import NodeView, devices_of, driver_answer
 from .output import as_plain, show, show_all
-from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table
-from .views import node_view_options
+from .tables import CRITICAL, DIM, GOOD, WARN, Block, Column, Lines, Page, Table
+from .views import OpenedNode, node_view_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.doctor import Finding, Repair
     from libhamiregion.node import Container
 
-    from .node_page import NodeView
-    from .tables import Block
-    from .views import OpenedNode
 
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5

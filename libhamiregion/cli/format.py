@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion import Effect, ProcessStatus
+from libhamiregion import DeviceUsage, Effect, ProcessStatus
 from libhamiregion.errors import signed_pid
 
 from .tables import CRITICAL, GOOD, WARN, Bar
@@ -14,7 +14,6 @@ from .tables import CRITICAL, GOOD, WARN, Bar
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from libhamiregion import DeviceUsage
 
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import click
 
-from libhamiregion import LimitChange, LimitEdit, open_region
+from libhamiregion import LimitChange, LimitEdit, Region, ValueChange, open_region
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
 from libhamiregion.observation.figures import size_or_none
@@ -28,20 +28,17 @@ from . import options
 from .failures import ErrorGroup, Refused, bad_arguments
 from .format import EFFECT_WORDS, memory_bar
 from .output import UNDO, show, show_done
-from .tables import Column, Lines, Page, Table
+from .tables import Block, Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from libhamiregion import Region, ValueChange
     from libhamiregion.observation.cards import MemoryChange
     from libhamiregion.observation.model import Observation
     from libhamiregion.observation.processes import ProcessView
     from libhamiregion.plan import Rule
     from libhamiregion.plan.plan import LimitField
-
-    from .tables import Block
 
     #: By file, then by kind of limit and device.
     KeptLimits: TypeAlias = "dict[tuple[int, int], dict[tuple[str, int | None], Rule]]"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.node import Container, Node, NvmlSampler, Observer
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     KubernetesError,
@@ -21,8 +21,8 @@ from libhamiregion.plan import (
     load_plan,
 )
 from libhamiregion.plan.annotations import DEFAULT_MAXIMUM_PERCENT
-from libhamiregion.plan.diff import equal_edits, value_words
-from libhamiregion.plan.reconcile import SourceReading, join_readings
+from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied, equal_edits, value_words
+from libhamiregion.plan.reconcile import PlanSource, SourceReading, join_readings
 from libhamiregion.text import count_text
 from libhamiregion.units import memory_limit_percent
 
@@ -32,17 +32,12 @@ from .help import verb
 from .names import Names, name_columns, name_texts, names_of, some
 from .node_page import node_warnings
 from .output import DRY_RUN, as_plain, show
-from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Page, Table
+from .tables import CRITICAL, DIM, UNLIMITED, WARN, Block, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, Node
     from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
-    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
-    from libhamiregion.plan.reconcile import PlanSource
-
-    from .tables import Block
 
 
 class InvalidPlan(click.ClickException):

@@ -10,7 +10,7 @@ from libhamiregion.node import NvmlState, Observer, driver_gap
 
 from .names import Chosen, Names, means, name_texts, names_of, some, unknown_name
 from .output import show_all
-from .tables import Page, Table
+from .tables import Block, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from libhamiregion.observation.selector import HasDevice
 
     from .options import NodeChoice
-    from .tables import Block
 
 _GAPS_SHOWN = 3
 _WITHOUT_HAMI = (

@@ -30,7 +30,7 @@ from .names import Names, name_columns, names_of
 from .node_page import NodeView, driver_answer
 from .output import end_by_sigterm, on_terminal
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
-from .views import NodesView, view_options
+from .views import NodesView, Opened, view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from .containers import ContainerRow
     from .tables import Block, On, Page
-    from .views import Opened
 
 _SORTS = ("name", "memory", "sm", "pid")
 # What a live table is sorted by after a key.

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.node import Observer
+from libhamiregion.node import Node, Observer
 from libhamiregion.report import Recorder, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
@@ -31,7 +31,6 @@ from .service import SIGNALS, ServiceLog, on_signals
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:
-    from libhamiregion.node import Node
     from libhamiregion.report.writer import Written
 
     from .options import DriverChoice, NodeChoice

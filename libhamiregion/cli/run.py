@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from libhamiregion.run import LaunchError
-from libhamiregion.run.environment import plan_launch
+from libhamiregion.run.environment import Launch, plan_launch
 from libhamiregion.run.program import find_program, replace_process
 from libhamiregion.run.run_directory import run_bases
 from libhamiregion.text import printable
@@ -19,9 +19,6 @@ from . import options
 from .failures import bad_arguments, failures_of
 from .help import verb
 from .output import write, write_json
-
-if TYPE_CHECKING:
-    from libhamiregion.run.environment import Launch
 
 # As env(1), nice(1) and shells have it.
 _CANNOT_START = 126

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import attrs
 
@@ -24,7 +24,6 @@ from .failures import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import TextIO
 
     from libhamiregion.node import Observer
 

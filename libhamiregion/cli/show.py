@@ -24,7 +24,7 @@ from .format import age_words, fill_ratio, is_used, lock_word, memory_bar, sm_ba
 from .help import verb
 from .output import as_plain, program, show_all
 from .output import show as show_page
-from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
+from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Block, Column, Facts, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, Region
     from libhamiregion.node import HostProcess, Observation, ProcessTable
-
-    from .tables import Block
 
 
 @verb("hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1")

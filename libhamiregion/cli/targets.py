@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion import RegionError, open_region
+from libhamiregion import Layout, Region, RegionError, open_region
 from libhamiregion.text import printable
 
 from . import options
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from libhamiregion import Layout, Region
     from libhamiregion.node import Container, Node, Observation
 
     from .options import NodeChoice
