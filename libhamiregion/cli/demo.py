@@ -106,7 +106,7 @@ class _Story:
         say("  It is a file; look at it from another terminal:")
         say(f"  hamiregion show --watch 1 {region.path}")
         say("  Four processes attach to it and allocate memory, as CUDA programs do.")
-        wait(1.7, lambda: self.granted > 24)
+        wait(1.7, lambda: self._count("granted") > 24)
 
         say("\nThe first GPU shall have 2 GiB: hamiregion limits set FILE --device 0 --memory 2GiB")
         try:
@@ -116,11 +116,11 @@ class _Story:
         wait(0.9)
 
         say("\nThe same with --force: the processes run on, and get no more.")
-        before = self.refused
+        before = self._count("refused")
         region.set_memory_limit(_LOW_LIMIT, device=0, force=True)
         say("  device 0: 8 GiB -> 2 GiB, at once, without a restart")
-        wait(1.2, lambda: self.refused >= before + 4)
-        say(f"  {self.refused - before} allocations refused since.")
+        wait(1.2, lambda: self._count("refused") >= before + 4)
+        say(f"  {self._count('refused') - before} allocations refused since.")
 
         region.set_memory_limit(_HIGH_LIMIT, device=0)
 
@@ -134,15 +134,9 @@ class _Story:
         wait(1.0)
         say("\nThat was a real region. Look into yours: hamiregion show FILE")
 
-    @property
-    def granted(self) -> int:
-        """How many allocations were granted."""
-        return sum(process.granted for process in self.container.processes)
-
-    @property
-    def refused(self) -> int:
-        """How many allocations were refused."""
-        return sum(process.refused for process in self.container.processes)
+    def _count(self, what: str) -> int:
+        """How many allocations were granted, or refused."""
+        return sum(getattr(process, what) for process in self.container.processes)
 
     def _wait(self, parts: float, until: Callable[[], bool] = lambda: True) -> None:
         """Go on for so many sixths of the time, and until `until` holds."""

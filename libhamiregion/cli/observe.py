@@ -16,7 +16,6 @@ from .views import service
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .options import DriverChoice, NodeChoice
 
 # In a pod a reader that has gone may leave a stream that is never closed, nor read.
 _STALLED_S = 60
@@ -32,7 +31,10 @@ _STALLED_S = 60
 @options.node_options
 @options.driver_options
 def observe(
-    redact: bool, interval_s: float | None, node_choice: NodeChoice, driver: DriverChoice
+    redact: bool,
+    interval_s: float | None,
+    node_choice: options.NodeChoice,
+    driver: options.DriverChoice,
 ) -> None:
     """Write one observation of this node as JSON; other verbs read it with --from.
 

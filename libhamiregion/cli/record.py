@@ -33,8 +33,6 @@ from .tables import UNLIMITED
 if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
 
-    from .options import DriverChoice, NodeChoice
-
 
 @verb(
     "hamiregion record --to /var/lib/hamiregion/node.db",
@@ -79,8 +77,8 @@ if TYPE_CHECKING:
 def record(
     path: str,
     once: bool,
-    driver: DriverChoice,
-    node_choice: NodeChoice,
+    driver: options.DriverChoice,
+    node_choice: options.NodeChoice,
     dry_run: bool,
     as_json: bool,
     **bounds: Any,

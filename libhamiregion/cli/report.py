@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from libhamiregion.report.history import History
 
 # Whole days and months, in local time.
-_PAST = ("yesterday", "last-month")
-_SPANS = ("today", "this-month", *_PAST)
+_SPANS = ("today", "this-month", "yesterday", "last-month")
 _PRICE_FILE_LIMIT = 1 << 16
 _NAMESPACES_SHOWN = 20
 _ENDINGS = {".txt": "text", ".html": "html", ".csv": "csv", ".json": "json"}
@@ -92,16 +91,15 @@ def parse_span(
     if since in _SPANS:
         # Midnights: the clocks may have changed in between.
         today = now.astimezone().date()
-        day = dt.timedelta(days=1)
-        first = today.replace(day=1)
-        begin = {
-            "yesterday": today - day,
-            "today": today,
-            "this-month": first,
-            "last-month": (first - day).replace(day=1),
+        day, first = dt.timedelta(days=1), today.replace(day=1)
+        begin, ended = {
+            "yesterday": (today - day, today),
+            "today": (today, None),
+            "this-month": (first, None),
+            "last-month": ((first - day).replace(day=1), first),
         }[since]
-        if until is None and since in _PAST:
-            until = (today if since == "yesterday" else first).isoformat()
+        if until is None and ended is not None:
+            until = ended.isoformat()
         since = begin.isoformat()
     end = now if until is None else parse_moment(until, before=now)
     start = parse_moment(since, before=end)

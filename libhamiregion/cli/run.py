@@ -109,7 +109,11 @@ def _run(command: tuple[str, ...], launch: Launch) -> int:
     program = None
     try:
         program = find_program(command[0], launch.before)
-        _note_several_gpus(launch)
+        if len(launch.selection.gpus) > 1 and any(launch.sm_limits_percent):
+            sys.stderr.write(
+                "Note: programs that wait for each other on several GPUs (collectives) make little "
+                "progress under --sm, as waiting counts as work\n"
+            )
         with bad_arguments():
             replace_process(program, command, launch, _note_kept)
     except OSError as error:
@@ -117,14 +121,6 @@ def _run(command: tuple[str, ...], launch: Launch) -> int:
             raise
         sys.stderr.write(f"Error: {printable(program or command[0])}: {error.strerror}\n")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_START
-
-
-def _note_several_gpus(launch: Launch) -> None:
-    if len(launch.selection.gpus) > 1 and any(launch.sm_limits_percent):
-        sys.stderr.write(
-            "Note: programs that wait for each other on several GPUs (collectives) make little "
-            "progress under --sm, as waiting counts as work\n"
-        )
 
 
 def _note_kept(region: str) -> None:

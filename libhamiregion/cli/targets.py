@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.node import Container, Node, Observation
 
-    from .options import NodeChoice
-
 
 @attrs.frozen
 class Place:
@@ -75,7 +73,7 @@ class Targets:
     namespace: str | None
     takes_all: bool
     layout: Layout | None
-    node_choice: NodeChoice
+    node_choice: options.NodeChoice
 
     @contextlib.contextmanager
     def node(self) -> Iterator[Node]:
@@ -200,7 +198,7 @@ def _targets(
     all_namespaces: bool,
     takes_all: bool,
     layout: Layout | None,
-    node_choice: NodeChoice,
+    node_choice: options.NodeChoice,
 ) -> Targets:
     if texts is None and not takes_all:
         raise click.UsageError("Missing TARGET: name a container, or add --all for all of them.")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.node import Observation, Selector
 
-    from .options import DriverChoice, NodeChoice
 
 # How long a program may take that writes documents into a pipe.
 _SILENCE_S = 30
@@ -122,7 +121,7 @@ class NodesView:
     """
 
     selector: Selector
-    node_choice: NodeChoice
+    node_choice: options.NodeChoice
     gpus: tuple[int, ...] = ()
 
     def show(
@@ -263,9 +262,9 @@ def replay(document: str, *refused: str) -> Replay:
 
 @contextlib.contextmanager
 def _open_node(
-    node_choice: NodeChoice,
+    node_choice: options.NodeChoice,
     selector: Selector,
-    driver: DriverChoice,
+    driver: options.DriverChoice,
     document: str | None,
     gpus: tuple[int, ...] = (),
     asked: Service | None = None,
@@ -280,9 +279,9 @@ def _open_node(
 
 
 def _open_view(
-    node_choice: NodeChoice,
+    node_choice: options.NodeChoice,
     selector: Selector,
-    driver: DriverChoice,
+    driver: options.DriverChoice,
     document: str | None,
     gpus: tuple[int, ...],
 ) -> Opened:
