@@ -16,8 +16,7 @@ from .failures import DONE, FAILED, PROBLEMS, Failure, Refused, failure
 from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from libhamiregion.node import Container, Node, Observation
 
@@ -161,7 +160,7 @@ class Targets:
     def _named(
         self,
         containers: Sequence[Container],
-        present: AbstractSet[Container],
+        present: Collection[Container],
         text: str | None,
         writable: bool,
     ) -> list[Place]:
