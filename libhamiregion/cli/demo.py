@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import signal
 import subprocess
@@ -173,17 +174,12 @@ def _run_node(
         with metrics_server(NodeExporter(node, observer=observer), listen) as server:
             serve_documents(socket, observer)
             _introduce(fake, server.urls, socket, as_json)
-            _go_on(fake, seconds)
-
-
-def _go_on(fake: FakeNode, seconds: float | None) -> None:
-    """Keep the node busy for so long, or until Ctrl-C."""
-    end_s = None if seconds is None else time.monotonic() + seconds
-    # Ctrl-C is how it ends, not how it fails.
-    with contextlib.suppress(KeyboardInterrupt):
-        while end_s is None or time.monotonic() < end_s:
-            fake.step()
-            time.sleep(_NODE_STEP_S)
+            end_s = math.inf if seconds is None else time.monotonic() + seconds
+            # Ctrl-C is how it ends, not how it fails.
+            with contextlib.suppress(KeyboardInterrupt):
+                while time.monotonic() < end_s:
+                    fake.step()
+                    time.sleep(_NODE_STEP_S)
 
 
 @contextlib.contextmanager

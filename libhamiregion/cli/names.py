@@ -230,13 +230,11 @@ def _readings(text: str | None, namespace: str | None) -> list[_Reading]:
     if text is None:
         return [_Reading(namespace)]
     parts = text.split("/")
-    if len(parts) == 1:
-        if text.startswith(("id:", "claim:")):
-            return [_Reading(namespace, None, text)]
-        return [_Reading(namespace, text)]
+    if len(parts) == 1 and text.startswith(("id:", "claim:")):
+        return [_Reading(namespace, None, text)]
     if len(parts) == 2 and namespace is None:
         return [_Reading(*parts), _Reading(None, *parts)]
-    if len(parts) == 2:
+    if len(parts) <= 2:
         return [_Reading(namespace, *parts)]
     is_elsewhere = namespace is not None and not fnmatchcase(parts[0], namespace)
     return [] if len(parts) > 3 or is_elsewhere else [_Reading(*parts)]
