@@ -84,3 +84,11 @@ API CUresult cuArrayDestroy(CUarray array)
     return code;
 }
 ALSO(cuMipmappedArrayDestroy, cuArrayDestroy);
+
+API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
+{
+    if (array == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *out = array->descriptor;
+    return check_initialised();
+}

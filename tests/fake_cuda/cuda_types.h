@@ -15,6 +15,8 @@ typedef enum {
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
     CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
@@ -25,6 +27,7 @@ typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef struct context *CUcontext;
 typedef struct stream *CUstream;
+typedef struct event *CUevent;
 typedef struct module *CUmodule;
 typedef struct function *CUfunction;
 typedef struct pool *CUmemoryPool;
@@ -78,6 +81,11 @@ typedef struct {
 } CUmemAllocationProp;
 
 typedef struct {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
+typedef struct {
     int allocType, handleTypes;
     CUmemLocation location;
     void *win32SecurityAttributes;
@@ -98,7 +106,7 @@ enum {
 
 typedef struct {
     CUmemPoolProps poolProps;
-    const void *accessDescs;
+    const CUmemAccessDesc *accessDescs;
     size_t accessDescCount;
     size_t bytesize;
     CUdeviceptr dptr;

@@ -76,6 +76,8 @@ void discharge(int device, uint64_t bytes);
 
 /* Add an allocation to the books; its address is found, and its charge paid already. */
 CUresult add_block(struct block wanted, CUdeviceptr *out);
+/* The block that starts at an address, or that holds it. */
+bool find_block(CUdeviceptr address, bool inside, struct block *out);
 CUresult free_block(CUdeviceptr address);
 void free_blocks_of(CUcontext context);
 

@@ -14,6 +14,12 @@ struct module {
     struct module *next;
 };
 
+struct event {
+    CUcontext context;
+    uint64_t target_ns;
+    bool is_recorded;
+};
+
 struct queue {
     uint64_t targets_ns[QUEUE];
     uint64_t count;
@@ -35,8 +41,34 @@ API CUresult cuModuleLoadData(CUmodule *out, const void *image)
     return CUDA_SUCCESS;
 }
 
+API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options,
+                                void **values)
+{
+    (void)count, (void)options, (void)values;
+    return cuModuleLoadData(out, image);
+}
 ALSO(cuModuleLoadFatBinary, cuModuleLoadData);
 
+API CUresult cuModuleUnload(CUmodule module)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        free(module);
+    return code;
+}
+
+API CUresult cuLibraryLoadData(CUmodule *out, const void *image, int *options, void **values,
+                               unsigned count, int *others, void **other_values,
+                               unsigned other_count)
+{
+    (void)options, (void)values, (void)count, (void)others, (void)other_values, (void)other_count;
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS && image == NULL)
+        code = CUDA_ERROR_INVALID_VALUE;
+    if (code == CUDA_SUCCESS)
+        *out = calloc(1, sizeof **out);
+    return code;
+}
 ALSO(cuLibraryUnload, cuModuleUnload);
 
 /* A name that ends in _250us takes so long at each launch; _9ns_block, for each of its blocks. */
@@ -80,6 +112,45 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *n
 }
 ALSO(cuLibraryGetKernel, cuModuleGetFunction);
 
+API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel)
+{
+    *out = kernel;
+    return check_initialised();
+}
+
+API CUresult cuFuncGetName(const char **out, CUfunction function)
+{
+    *out = function->name;
+    return check_initialised();
+}
+
+API CUresult cuFuncGetModule(CUmodule *out, CUfunction function)
+{
+    *out = function->module;
+    return check_initialised();
+}
+
+API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
+{
+    (void)function;
+    *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;
+    return check_initialised();
+}
+
+API CUresult cuKernelGetAttribute(int *value, int attribute, CUfunction kernel, CUdevice device)
+{
+    (void)device;
+    return cuFuncGetAttribute(value, attribute, kernel);
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
+                                                         int threads, size_t shared)
+{
+    (void)function, (void)shared;
+    *blocks = threads > 0 ? 2048 / threads : 0;
+    return check_initialised();
+}
+
 /* ---- time ---- */
 
 uint64_t kernel_ns(CUfunction function, uint64_t blocks)
@@ -121,6 +192,16 @@ CUresult submit(struct stream *stream, uint64_t ns)
     return CUDA_SUCCESS;
 }
 
+static bool is_done(CUcontext context, uint64_t target_ns)
+{
+    unsigned gpu = fake.gpus[context->device];
+    state_lock(fake.state);
+    state_advance(fake.state, gpu, state_clock_ns());
+    bool done = fake.self->done_ns[gpu] >= target_ns;
+    state_unlock(fake.state);
+    return done;
+}
+
 static CUresult synchronise(CUcontext context, uint64_t target_ns)
 {
     unsigned gpu = fake.gpus[context->device];
@@ -136,6 +217,16 @@ API CUresult cuCtxSynchronize(void)
 {
     CUcontext context;
     CUresult code = current_context(&context);
+    return code == CUDA_SUCCESS
+               ? synchronise(context, fake.self->submitted_ns[fake.gpus[context->device]])
+               : code;
+}
+
+API CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    if (context == NULL)
+        return cuCtxSynchronize();
+    CUresult code = check_initialised();
     return code == CUDA_SUCCESS
                ? synchronise(context, fake.self->submitted_ns[fake.gpus[context->device]])
                : code;
@@ -179,6 +270,17 @@ API CUresult cuStreamCreate(CUstream *out, unsigned flags)
     return cuStreamCreateWithPriority(out, flags, 0);
 }
 
+API CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS && stream <= CU_STREAM_PER_THREAD)
+        code = CUDA_ERROR_INVALID_HANDLE;
+    if (code == CUDA_SUCCESS)
+        free(stream);
+    return code;
+}
+ALSO(cuStreamDestroy, cuStreamDestroy_v2);
+
 API CUresult cuStreamSynchronize(CUstream stream)
 {
     struct stream *on;
@@ -189,6 +291,45 @@ API CUresult cuStreamSynchronize(CUstream stream)
 }
 ALSO(cuStreamSynchronize_ptsz, cuStreamSynchronize);
 
+API CUresult cuStreamQuery(CUstream stream)
+{
+    struct stream *on;
+    CUresult code = resolve_stream(stream, &on);
+    if (code == CUDA_SUCCESS && !is_done(on->context, on->target_ns))
+        code = CUDA_ERROR_NOT_READY;
+    return code;
+}
+ALSO(cuStreamQuery_ptsz, cuStreamQuery);
+
+/* All that is launched is done in order: whoever waits for an event waits for less than that. */
+API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)event, (void)flags;
+    struct stream *on;
+    return resolve_stream(stream, &on);
+}
+ALSO(cuStreamWaitEvent_ptsz, cuStreamWaitEvent);
+
+API CUresult cuStreamGetFlags(CUstream stream, unsigned *flags)
+{
+    struct stream *on;
+    CUresult code = resolve_stream(stream, &on);
+    if (code == CUDA_SUCCESS)
+        *flags = on->flags;
+    return code;
+}
+ALSO(cuStreamGetFlags_ptsz, cuStreamGetFlags);
+
+API CUresult cuStreamGetPriority(CUstream stream, int *priority)
+{
+    struct stream *on;
+    CUresult code = resolve_stream(stream, &on);
+    if (code == CUDA_SUCCESS)
+        *priority = on->priority;
+    return code;
+}
+ALSO(cuStreamGetPriority_ptsz, cuStreamGetPriority);
+
 API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
     struct stream *on;
@@ -198,6 +339,96 @@ API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
     return code;
 }
 ALSO(cuStreamGetCtx_ptsz, cuStreamGetCtx);
+
+/* The host's part runs at once, after what was queued before it. */
+API CUresult cuStreamAddCallback(CUstream stream, void (*call)(CUstream, CUresult, void *),
+                                 void *data, unsigned flags)
+{
+    (void)flags;
+    CUresult code = cuStreamSynchronize(stream);
+    if (code == CUDA_SUCCESS)
+        call(stream, code, data);
+    return code;
+}
+ALSO(cuStreamAddCallback_ptsz, cuStreamAddCallback);
+
+API CUresult cuLaunchHostFunc(CUstream stream, void (*call)(void *), void *data)
+{
+    CUresult code = cuStreamSynchronize(stream);
+    if (code == CUDA_SUCCESS)
+        call(data);
+    return code;
+}
+ALSO(cuLaunchHostFunc_ptsz, cuLaunchHostFunc);
+
+/* ---- events ---- */
+
+API CUresult cuEventCreate(CUevent *out, unsigned flags)
+{
+    (void)flags;
+    CUcontext context;
+    CUresult code = current_context(&context);
+    if (code != CUDA_SUCCESS)
+        return code;
+    *out = calloc(1, sizeof **out);
+    (*out)->context = context;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuEventDestroy_v2(CUevent event)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        free(event);
+    return code;
+}
+ALSO(cuEventDestroy, cuEventDestroy_v2);
+
+API CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    struct stream *on;
+    CUresult code = resolve_stream(stream, &on);
+    if (code == CUDA_SUCCESS) {
+        event->target_ns = on->target_ns;
+        event->is_recorded = true;
+    }
+    return code;
+}
+ALSO(cuEventRecord_ptsz, cuEventRecord);
+
+API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
+{
+    (void)flags;
+    return cuEventRecord(event, stream);
+}
+ALSO(cuEventRecordWithFlags_ptsz, cuEventRecordWithFlags);
+
+API CUresult cuEventQuery(CUevent event)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS && !is_done(event->context, event->target_ns))
+        code = CUDA_ERROR_NOT_READY;
+    return code;
+}
+
+API CUresult cuEventSynchronize(CUevent event)
+{
+    CUresult code = check_initialised();
+    return code == CUDA_SUCCESS ? synchronise(event->context, event->target_ns) : code;
+}
+
+/* The work between two events, as if the device had done nothing else. */
+API CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent last)
+{
+    CUresult code = check_initialised();
+    if (code != CUDA_SUCCESS)
+        return code;
+    if (!first->is_recorded || !last->is_recorded)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *milliseconds = (float)(last->target_ns - first->target_ns) / 1e6f;
+    return CUDA_SUCCESS;
+}
+ALSO(cuEventElapsedTime_v2, cuEventElapsedTime);
 
 /* ---- launches ---- */
 

@@ -170,6 +170,22 @@ CUresult add_block(struct block wanted, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
+bool find_block(CUdeviceptr address, bool inside, struct block *out)
+{
+    bool found = false;
+    pthread_mutex_lock(&fake.mutex);
+    struct block *first = table_size == 0 ? NULL : *place_of(address);
+    for (struct block *block = first; block != NULL && !found; block = block->next)
+        if ((found = block->address == address))
+            *out = *block;
+    for (size_t number = 0; inside && !found && number < table_size; number++)
+        for (struct block *block = table[number]; block != NULL && !found; block = block->next)
+            if ((found = address >= block->address && address < block->address + block->size))
+                *out = *block;
+    pthread_mutex_unlock(&fake.mutex);
+    return found;
+}
+
 /* Return a block to its pool or its device, and only then make its address available again. */
 static void settle(struct block *block)
 {
@@ -286,6 +302,21 @@ API CUresult cuMemFree_v2(CUdeviceptr address)
     return graph_free(address) ? CUDA_SUCCESS : free_block(address);
 }
 
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    struct block block;
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS && !find_block(address, true, &block))
+        code = CUDA_ERROR_NOT_FOUND;
+    if (code != CUDA_SUCCESS)
+        return code;
+    if (base != NULL)
+        *base = block.address;
+    if (size != NULL)
+        *size = block.size;
+    return CUDA_SUCCESS;
+}
+
 /* ---- the host's memory ---- */
 
 API CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags)
@@ -302,4 +333,34 @@ API CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags)
     if (code == CUDA_SUCCESS)
         *out = (void *)address;
     return code;
+}
+
+API CUresult cuMemAllocHost_v2(void **out, size_t size)
+{
+    return cuMemHostAlloc(out, size, 0);
+}
+
+API CUresult cuMemFreeHost(void *address)
+{
+    CUresult code = check_initialised();
+    return code == CUDA_SUCCESS ? free_block((CUdeviceptr)address) : code;
+}
+
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags)
+{
+    (void)flags;
+    *out = (CUdeviceptr)address;
+    return check_initialised();
+}
+
+API CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
+{
+    (void)address, (void)size, (void)flags;
+    return check_initialised();
+}
+
+API CUresult cuMemHostUnregister(void *address)
+{
+    (void)address;
+    return check_initialised();
 }

@@ -37,6 +37,16 @@ API CUresult fake_cuda_busy_ns(unsigned gpu, int pid, uint64_t *ns)
     return CUDA_SUCCESS;
 }
 
+/* How often NVML was asked how busy a GPU or its processes are, by all that there ever were. */
+API CUresult fake_cuda_nvml_questions(unsigned gpu, uint64_t *count)
+{
+    struct state *state = observed(gpu);
+    if (state == NULL)
+        return CUDA_ERROR_NO_DEVICE;
+    *count = state->gpus[gpu].nvml_questions;
+    return CUDA_SUCCESS;
+}
+
 /* Take memory of a device as the driver does for itself: local memory, a device heap, code. */
 API CUresult fake_cuda_grow(int device, uint64_t bytes)
 {

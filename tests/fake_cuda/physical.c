@@ -37,6 +37,14 @@ static void drop(struct physical *physical)
     free(physical);
 }
 
+API CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *wanted,
+                                           int option)
+{
+    (void)wanted, (void)option;
+    *out = GRANULARITY;
+    return check_initialised();
+}
+
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
                          const CUmemAllocationProp *wanted, unsigned long long flags)
 {
@@ -79,6 +87,31 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return CUDA_SUCCESS;
 }
 
+API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
+                                          unsigned long long flags)
+{
+    (void)flags;
+    if (type != 1) /* a file descriptor */
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *(int *)out = dup(((struct physical *)handle)->file);
+    return check_initialised();
+}
+
+API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shared,
+                                            int type)
+{
+    CUresult code = check_initialised();
+    if (code != CUDA_SUCCESS)
+        return code;
+    int file = dup((int)(intptr_t)shared);
+    if (type != 1 || file < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct physical *physical = malloc(sizeof *physical);
+    *physical = (struct physical){-1, file, (uint64_t)lseek(file, 0, SEEK_END), 1};
+    *out = (CUmemGenericAllocationHandle)physical;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment,
                                  CUdeviceptr wanted, unsigned long long flags)
 {
@@ -94,6 +127,14 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = (CUdeviceptr)address;
     return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        munmap((void *)address, size);
+    return code;
 }
 
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
@@ -115,6 +156,19 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
     physical->users++;
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
+}
+
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *wanted,
+                            size_t count)
+{
+    CUresult code = check_initialised();
+    if (code != CUDA_SUCCESS)
+        return code;
+    int protection = count > 0 && wanted->flags == 3   ? PROT_READ | PROT_WRITE
+                     : count > 0 && wanted->flags == 1 ? PROT_READ
+                                                       : PROT_NONE;
+    return mprotect((void *)address, size, protection) == 0 ? CUDA_SUCCESS
+                                                            : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemUnmap(CUdeviceptr address, size_t size)

@@ -91,6 +91,16 @@ API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
     return code;
 }
 
+API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    CUresult code = check_device(device);
+    pthread_mutex_lock(&mutex);
+    if (code == CUDA_SUCCESS)
+        chosen[device] = pool;
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+
 API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
 {
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)

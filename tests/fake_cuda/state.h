@@ -49,6 +49,8 @@ struct gpu {
     uint64_t sampled_ns;
     uint32_t sample_percent;
     uint64_t sample_count; /* taken so far */
+    /* How often the fake libnvidia-ml.so.1 was asked how busy it or its processes are. */
+    _Atomic uint64_t nvml_questions;
 };
 
 struct state {

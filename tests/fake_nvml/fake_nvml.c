@@ -125,6 +125,8 @@ static int begin_device(const char *function, struct place place)
 static int begin_utilization(const char *function, struct place place)
 {
     int code = begin_device(function, place);
+    if (code == SUCCESS && scene.is_live)
+        count_live_question((unsigned)place.device);
     if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
         code = NOT_SUPPORTED;
     return code;

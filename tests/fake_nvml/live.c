@@ -66,6 +66,11 @@ bool show_live(struct scene *scene)
     return true;
 }
 
+void count_live_question(unsigned gpu)
+{
+    atomic_fetch_add(&state->gpus[gpu].nvml_questions, 1);
+}
+
 unsigned live_percent(unsigned gpu, unsigned pid, uint64_t since_us)
 {
     struct timespec now;

@@ -99,6 +99,9 @@ bool read_scene(struct scene *scene);
 /* Make devices, processes and samples those of the fake libcuda.so.1; false if there is none. */
 bool show_live(struct scene *scene);
 
+/* Count a question about how busy a GPU of the fake libcuda.so.1 is. */
+void count_live_question(unsigned gpu);
+
 /* The average of a process's samples since then, in microseconds of Unix time, as the fake
  * libcuda.so.1 has them. */
 unsigned live_percent(unsigned gpu, unsigned pid, uint64_t since_us);

@@ -1,11 +1,15 @@
 """Programs that nobody here wrote, unchanged, on the fake driver: as they are, and with a limit."""
 
+import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
+from support.cuda_program import CudaProgram
 from support.limited import Limited
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -13,6 +17,14 @@ CONTEXT = 256 * MIB
 TOTAL = 16 * GIB
 
 Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
+
+
+def need(module: str) -> None:
+    """Skip where a client is not installed: pip install cuda-bindings numba-cuda nvitop gpustat."""
+    name = module.partition(".")[0]
+    if importlib.util.find_spec(name) is None or importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
 
 
 def python(environment: dict[str, str], *arguments: str) -> str:
@@ -21,6 +33,27 @@ def python(environment: dict[str, str], *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "script"),
+    [("cuda.bindings", "bindings.py"), ("numba.cuda", "numba_arrays.py")],
+)
+def test_a_client_works_and_is_held_to_its_limit(
+    limited: Make, gpus: FakeGpus, inject: str, module: str, script: str
+) -> None:
+    need(module)
+    scene = limited(memory=[GIB], inject=inject)
+    client = str(CLIENTS / script)
+    assert python(gpus.environment(), client, str(GIB)).split("\n")[:2] == [
+        f"{TOTAL - CONTEXT} {TOTAL}",
+        "CUDA_SUCCESS",
+    ]
+    assert python(scene.environment(), client, str(GIB)).split("\n")[:2] == [
+        f"{GIB - CONTEXT} {GIB}",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+    ]
+    assert scene.region.snapshot().processes == ()
 
 
 def test_nvidia_ml_py_sees_the_budget(limited: Make, gpus: FakeGpus, inject: str) -> None:
@@ -33,3 +66,24 @@ def test_nvidia_ml_py_sees_the_budget(limited: Make, gpus: FakeGpus, inject: str
     assert bare.splitlines() == [f"{TOTAL} {TOTAL - used} {used}", identity]
     ours = python(scene.environment(), client)
     assert ours.splitlines() == [f"{GIB} {GIB - used} {used}", identity]
+
+
+def test_nvitop_sees_the_budget_and_who_uses_it(limited: Make, inject: str) -> None:
+    need("nvitop")
+    scene = limited(memory=[2 * GIB], inject=inject)
+    program = scene.program().start()
+    program.allocate(256 * MIB)
+    shown = python(scene.environment(COLUMNS="120"), "-m", "nvitop", "--once", "--colorful")
+    assert "512.0MiB / 2048MiB" in shown or "512MiB / 2048MiB" in shown
+    assert str(program.pid) in shown
+
+
+def test_gpustat_sees_the_budget_and_who_uses_it(limited: Make, inject: str) -> None:
+    need("gpustat")
+    scene = limited(memory=[2 * GIB], inject=inject)
+    program = scene.program().start()
+    program.allocate(256 * MIB)
+    first, second = json.loads(python(scene.environment(), "-m", "gpustat", "--json"))["gpus"]
+    assert (first["memory.used"], first["memory.total"]) == (512, 2048)
+    assert [process["pid"] for process in first["processes"]] == [program.pid]
+    assert (second["memory.used"], second["memory.total"]) == (0, TOTAL // MIB)
