@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import pytest
 from support.actors import Actor, MakeActor
@@ -22,6 +22,7 @@ from libhamiregion import (
     LockNotRecoverable,
     ReapedSlot,
     Region,
+    RegionError,
     SearchCutShort,
 )
 
@@ -98,30 +99,54 @@ def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
     assert time.thread_time() - begun_s < 8
 
 
+Error = TypeVar("Error", bound=RegionError)
+
+
+def refusal(kind: type[Error], call: Callable[[], object]) -> Error:
+    """The error of a call whose search had time enough, which a busy machine may not give."""
+    found: list[Error] = []
+
+    def is_searched() -> bool:
+        with pytest.raises(kind) as caught:
+            call()
+        found.append(caught.value)
+        return not str(caught.value).endswith("cut short; try again")
+
+    eventually(is_searched)
+    return found[-1]
+
+
 def test_a_process_with_too_many_maps_is_unknown_and_all_others_are_judged(
     region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
 ) -> None:
     """It has the pid of one slot; that of another is not its."""
+    proc = fake_proc.directory
     fake_proc.add(1000, long_maps, 5)
     file.add_process(5, {0: 640})
     file.add_process(6, {0: 320})
-    again = r"8 MiB of memory maps in process 1000.* trying again does not help"
-    with pytest.raises(SearchCutShort, match=f"pids 5.*{again}") as caught:
-        region.reap(proc=fake_proc.directory)
-    assert caught.value.done == (ReapedSlot(6, 320),)
-    assert (caught.value.pids, caught.value.processes) == ((5,), (1000,))
-    with pytest.raises(SearchCutShort, match=again):
-        region.reap([5], proc=fake_proc.directory)
+    again = "8 MiB of memory maps in process 1000"
+    first = refusal(SearchCutShort, lambda: region.reap(proc=proc))
+    assert "pids 5" in str(first)
+    assert again in str(first)
+    assert "trying again does not help" in str(first)
+    assert region.memory_used(0) == 640
+    assert (first.pids, first.processes) == ((5,), (1000,))
+    assert again in str(refusal(SearchCutShort, lambda: region.reap([5], proc=proc)))
     # Any process may have been the one that has taken its pid out of its slot.
     file.add_process(0, {0: 160})
-    with pytest.raises(SearchCutShort, match=again) as caught:
-        region.reap(proc=fake_proc.directory)
-    assert set(caught.value.pids) == {0, 5}
+    assert set(refusal(SearchCutShort, lambda: region.reap(proc=proc)).pids) == {0, 5}
     hold(file, 6)
-    assert region.recover_lock(proc=fake_proc.directory).dead_owner
+
+    def is_recovered() -> bool:
+        with contextlib.suppress(LockNotRecoverable):
+            return region.recover_lock(proc=proc).dead_owner
+        return False
+
+    eventually(is_recovered)
     hold(file, 5)
-    with pytest.raises(LockNotRecoverable, match=r"process 1000 .* does not help"):
-        region.recover_lock(proc=fake_proc.directory)
+    said = str(refusal(LockNotRecoverable, lambda: region.recover_lock(proc=proc)))
+    assert "process 1000 " in said
+    assert "does not help" in said
 
 
 # ---- a process that decides how long its maps take to read ----
