@@ -14,15 +14,6 @@ struct from_pool {
     bool has_grown;
 };
 
-/* The pool's size is within the limit. */
-static bool is_allowed(int pool)
-{
-    CUresult result = hr_admit_pool(pool);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(hr_row_of_pool(pool)))
-        result = hr_admit_pool(pool);
-    return result == CUDA_SUCCESS;
-}
-
 /* `result` and `pointer` are what the driver gave. */
 static CUresult end_allocation(const struct from_pool *from, CUresult result,
                                const CUdeviceptr *pointer, CUstream stream, free_async *undo)
@@ -30,10 +21,12 @@ static CUresult end_allocation(const struct from_pool *from, CUresult result,
     if (from->pool < 0)
         return result;
     int row = hr_row_of_pool(from->pool);
-    bool is_undone = result == CUDA_SUCCESS && from->has_grown && !is_allowed(from->pool);
-    if (is_undone) {
-        undo(*pointer, stream);
-        result = hr_count_refusal(CUDA_ERROR_OUT_OF_MEMORY);
+    bool is_undone = false;
+    if (result == CUDA_SUCCESS && from->has_grown) {
+        result = hr_admit_pool(from->pool);
+        is_undone = result != CUDA_SUCCESS;
+        if (is_undone)
+            undo(*pointer, stream);
     }
     if (result == CUDA_SUCCESS) {
         const struct hr_entry entry = {.key = *pointer,

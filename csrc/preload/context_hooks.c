@@ -115,54 +115,34 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice
 
 /* ---- Ending them -------------------------------------------------------------------- */
 
-static bool is_of_owner(const struct hr_entry *entry, void *argument)
+static bool ended_with(const struct hr_entry *entry, uint32_t owner)
 {
     bool is_of_context =
         entry->space == HR_POINTER || entry->space == HR_ARRAY || entry->space == HR_MIPMAPPED;
-    return is_of_context && !entry->in_pool &&
-           hr_is_ended(entry->owner, *(const uint32_t *)argument);
-}
-
-static void give_back_entry(const struct hr_entry *entry, void *argument)
-{
-    (void)argument;
-    hr_give_back_entry(entry);
+    return is_of_context && !entry->in_pool && hr_is_ended(entry->owner, owner);
 }
 
 static void forget_owner(uint32_t owner, CUdevice device)
 {
-    hr_table_sweep(is_of_owner, give_back_entry, &owner);
+    hr_table_sweep(ended_with, owner, hr_give_back_entry);
     hr_empty_pools(device);
     hr_measure_contexts(hr_row_of_device(device));
 }
 
-static CUresult release_primary(CUdevice device, CUresult (*release)(CUdevice device))
-{
-    uint32_t owner = hr_end_life(device);
-    CUresult result = release(device);
-    if (result == CUDA_SUCCESS && owner != 0 && !is_primary_active(device))
-        forget_owner(owner, device);
-    return result;
-}
-
-static CUresult reset_primary(CUdevice device, CUresult (*reset)(CUdevice device))
-{
-    uint32_t owner = hr_end_life(device);
-    CUresult result = reset(device);
-    if (result == CUDA_SUCCESS && owner != 0)
-        forget_owner(owner, device);
-    return result;
-}
-
-#define PRIMARY_HOOK(name, function)                                                               \
+/* A release may leave it to other users; a reset ends what it has allocated in any case. */
+#define PRIMARY_HOOK(name, may_stay)                                                               \
     CUresult name(CUdevice device)                                                                 \
     {                                                                                              \
-        return function(device, HR_CUDA(name));                                                    \
+        uint32_t owner = hr_end_life(device);                                                      \
+        CUresult result = HR_CUDA(name)(device);                                                   \
+        if (result == CUDA_SUCCESS && owner != 0 && !(may_stay && is_primary_active(device)))      \
+            forget_owner(owner, device);                                                           \
+        return result;                                                                             \
     }
-PRIMARY_HOOK(cuDevicePrimaryCtxRelease, release_primary)
-PRIMARY_HOOK(cuDevicePrimaryCtxRelease_v2, release_primary)
-PRIMARY_HOOK(cuDevicePrimaryCtxReset, reset_primary)
-PRIMARY_HOOK(cuDevicePrimaryCtxReset_v2, reset_primary)
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease, true)
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease_v2, true)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset, false)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset_v2, false)
 
 static bool is_current(CUcontext context)
 {

@@ -198,19 +198,25 @@ static CUresult reconcile(struct pool *pool, bool may_refuse)
     return result;
 }
 
-CUresult hr_admit_pool(int number)
+static CUresult ask_pool(int number, bool may_refuse)
 {
     struct asking before = begin_asking();
-    CUresult result = reconcile(&pools[number], true);
+    CUresult result = reconcile(&pools[number], may_refuse);
     end_asking(before);
     return result;
 }
 
+CUresult hr_admit_pool(int number)
+{
+    CUresult result = ask_pool(number, true);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(pools[number].row))
+        result = ask_pool(number, true);
+    return hr_count_refusal(result);
+}
+
 void hr_reconcile_pool(int number)
 {
-    struct asking before = begin_asking();
-    reconcile(&pools[number], false);
-    end_asking(before);
+    ask_pool(number, false);
 }
 
 void hr_take_back_promise(int number, uint64_t bytes)
@@ -265,15 +271,9 @@ bool hr_trim_pools(int row)
     return is_any;
 }
 
-static bool is_in_pool(const struct hr_entry *entry, void *argument)
+static bool is_in_pool(const struct hr_entry *entry, uint32_t pool)
 {
-    return entry->in_pool && entry->owner == *(const uint32_t *)argument;
-}
-
-static void take_back(const struct hr_entry *entry, void *argument)
-{
-    (void)argument;
-    hr_take_back_promise((int)entry->owner, entry->bytes);
+    return entry->in_pool && entry->owner == pool;
 }
 
 void hr_empty_pools(CUdevice device)
@@ -287,7 +287,7 @@ void hr_empty_pools(CUdevice device)
             HR_CUDA(cuMemPoolGetAttribute)(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
         end_asking(before);
         if (used == 0)
-            hr_table_sweep(is_in_pool, take_back, &number);
+            hr_table_sweep(is_in_pool, number, hr_give_back_entry);
         if (is_there)
             hr_reconcile_pool((int)number);
     }

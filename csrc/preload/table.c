@@ -127,14 +127,14 @@ bool hr_table_find(enum hr_space space, uint64_t key, struct hr_entry *out)
 }
 
 /* Remove the next chosen thing of the shard, from `place` on. */
-static bool take_next(struct shard *shard, size_t *place, hr_entry_choice *wanted, void *argument,
+static bool take_next(struct shard *shard, size_t *place, hr_entry_choice *wanted, uint32_t owner,
                       struct hr_entry *out)
 {
     bool found = false;
     pthread_mutex_lock(&shard->lock);
     for (; !found && *place < shard->room; *place += !found) {
         const struct hr_entry *entry = &shard->entries[*place];
-        found = entry->space != HR_NOTHING && wanted(entry, argument);
+        found = entry->space != HR_NOTHING && wanted(entry, owner);
         if (found) {
             *out = *entry;
             remove_at(shard, *place);
@@ -144,12 +144,12 @@ static bool take_next(struct shard *shard, size_t *place, hr_entry_choice *wante
     return found;
 }
 
-void hr_table_sweep(hr_entry_choice *wanted, hr_entry_use *use, void *argument)
+void hr_table_sweep(hr_entry_choice *wanted, uint32_t owner, hr_entry_use *use)
 {
     struct hr_entry entry;
     for (int at = 0; at < SHARDS; at++) {
         size_t place = 0;
-        while (take_next(&shards[at], &place, wanted, argument, &entry))
-            use(&entry, argument);
+        while (take_next(&shards[at], &place, wanted, owner, &entry))
+            use(&entry);
     }
 }

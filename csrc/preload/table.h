@@ -48,8 +48,8 @@ bool hr_table_take(enum hr_space space, uint64_t key, struct hr_entry *out);
 bool hr_table_find(enum hr_space space, uint64_t key, struct hr_entry *out);
 
 /* Remove everything that `wanted` chooses and give each to `use`, with no lock held. */
-typedef bool hr_entry_choice(const struct hr_entry *entry, void *argument);
-typedef void hr_entry_use(const struct hr_entry *entry, void *argument);
-void hr_table_sweep(hr_entry_choice *wanted, hr_entry_use *use, void *argument);
+typedef bool hr_entry_choice(const struct hr_entry *entry, uint32_t owner);
+typedef void hr_entry_use(const struct hr_entry *entry);
+void hr_table_sweep(hr_entry_choice *wanted, uint32_t owner, hr_entry_use *use);
 
 #endif
