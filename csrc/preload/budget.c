@@ -1,6 +1,7 @@
 #include "budget.h"
 
 #include <stdlib.h>
+#include <strings.h>
 
 struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code)
 {
@@ -18,6 +19,21 @@ struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code)
         bytes = error.wanted + 8192;
     }
     return NULL;
+}
+
+int hr_row_of_uuid(const struct hr_snapshot *snapshot, const char *uuid, unsigned index)
+{
+    enum { KIND_BYTES = 4 };
+    bool names_devices = false;
+    for (uint32_t row = 0; row < snapshot->span; row++) {
+        const char *named = hr_snapshot_device(snapshot, row)->uuid;
+        if (named[0] == '\0')
+            continue;
+        names_devices = true;
+        if (strncasecmp(named + KIND_BYTES, uuid, HR_UUID_BYTES - KIND_BYTES) == 0)
+            return (int)row;
+    }
+    return names_devices || index >= HR_DEVICES ? -1 : (int)index;
 }
 
 /* False: the row has no limit, or cannot be read. */

@@ -10,6 +10,10 @@
  * there is no memory, as `code` says. */
 struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code);
 
+/* The row that names a device with this uuid, behind "GPU-" or "MIG-"; in a region that names no
+ * device, the one at `index`.  -1: there is none. */
+int hr_row_of_uuid(const struct hr_snapshot *snapshot, const char *uuid, unsigned index);
+
 /* What a program is shown as the memory of a device: the limit of its row as the total, and never
  * more free memory than the limit leaves, nor than there really is. */
 struct hr_budget {

@@ -1,9 +1,6 @@
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 
 #include "budget.h"
 #include "driver.h"
@@ -12,9 +9,8 @@
 
 enum { MOST_DEVICES = 64 };
 
-/* Written as the session begins. */
-static char uuids[HR_DEVICES][HR_UUID_BYTES];
-static bool names_devices;
+/* As the session began. */
+static struct hr_snapshot *region_rows;
 
 /* Row + 2 of each device; 0: not asked yet. */
 static _Atomic int rows[MOST_DEVICES];
@@ -22,17 +18,8 @@ static _Atomic int rows[MOST_DEVICES];
 bool hr_read_rows(hr_region *region)
 {
     int code;
-    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    if (snapshot == NULL)
-        return false;
-    names_devices = false;
-    memset(uuids, 0, sizeof uuids);
-    for (uint32_t row = 0; row < snapshot->span && row < HR_DEVICES; row++) {
-        memcpy(uuids[row], hr_snapshot_device(snapshot, row)->uuid, HR_UUID_BYTES - 1);
-        names_devices = names_devices || uuids[row][0] != '\0';
-    }
-    free(snapshot);
-    return true;
+    region_rows = hr_new_snapshot(region, &code);
+    return region_rows != NULL;
 }
 
 bool hr_uuid_of_device(CUdevice device, char *text)
@@ -50,23 +37,6 @@ bool hr_uuid_of_device(CUdevice device, char *text)
     return true;
 }
 
-/* False: the driver does not say now. */
-static bool find_row(CUdevice device, int *row)
-{
-    char uuid[HR_UUID_TEXT];
-    *row = device < HR_DEVICES ? device : HR_NO_ROW;
-    if (!names_devices)
-        return true;
-    if (!hr_uuid_of_device(device, uuid))
-        return false;
-    for (*row = HR_DEVICES - 1; *row >= 0; --*row) {
-        /* Behind "GPU-" or "MIG-". */
-        if (uuids[*row][0] != '\0' && strcasecmp(uuids[*row] + 4, uuid) == 0)
-            break;
-    }
-    return true;
-}
-
 int hr_row_of_device(CUdevice device)
 {
     if (device < 0 || device >= MOST_DEVICES || hr_session_region() == NULL)
@@ -74,10 +44,12 @@ int hr_row_of_device(CUdevice device)
     int known = atomic_load_explicit(&rows[device], memory_order_relaxed);
     if (__builtin_expect(known != 0, 1))
         return known - 2;
-    int row;
-    if (!find_row(device, &row))
-        return HR_NO_ROW;
-    atomic_store_explicit(&rows[device], row + 2, memory_order_relaxed);
+    char uuid[HR_UUID_TEXT] = "";
+    bool is_known = hr_uuid_of_device(device, uuid);
+    int row = hr_row_of_uuid(region_rows, uuid, (unsigned)device);
+    /* A driver that does not say now may do so later. */
+    if (is_known || row != HR_NO_ROW)
+        atomic_store_explicit(&rows[device], row + 2, memory_order_relaxed);
     return row;
 }
 

@@ -7,8 +7,6 @@
  */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 
 #include "api.h"
 #include "budget.h"
@@ -47,26 +45,14 @@ struct hr_library hr_nvml_library = {
 
 /* ---- The region ------------------------------------------------------------------------- */
 
-/* The row of the device with this uuid, or with this index if the region names no device; -1: none.
- */
 static int nvml_row(hr_region *region, const char *uuid, unsigned index)
 {
     int code;
     struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    if (snapshot == NULL)
-        return -1;
-    int row = -1;
-    bool names_devices = false;
-    for (uint32_t at = 0; at < snapshot->span; at++) {
-        names_devices = names_devices || hr_snapshot_device(snapshot, at)->uuid[0] != '\0';
-        if (row < 0 &&
-            strncasecmp(hr_snapshot_device(snapshot, at)->uuid, uuid, HR_UUID_BYTES) == 0)
-            row = (int)at;
-    }
+    /* Its uuid begins with "GPU-" or "MIG-". */
+    int row = snapshot == NULL ? -1 : hr_row_of_uuid(snapshot, uuid + 4, index);
     free(snapshot);
-    if (names_devices)
-        return row;
-    return index < HR_DEVICES ? (int)index : -1;
+    return row;
 }
 
 /* ---- Answers ---------------------------------------------------------------------------- */
