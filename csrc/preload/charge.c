@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,7 +11,7 @@
 
 #define REAP_NS 500000000u
 #define RECOVERY_NS 12000000000u
-#define SEARCH_NS 1000000000
+#define SEARCH_NS 1000000000u
 
 /* ---- Reaping ----------------------------------------------------------------------- */
 
@@ -27,8 +26,7 @@ static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
         if (pid <= 0 || pid == getpid() || count == HR_SLOTS)
             continue;
         /* A zombie has ended too: its memory is free, and its pid is not. */
-        if ((kill(pid, 0) != 0 && errno == ESRCH) ||
-            hr_read_start_time(proc, (uint32_t)pid) == HR_HAS_ENDED)
+        if (!hr_is_here(pid) || hr_read_start_time(proc, (uint32_t)pid) == HR_HAS_ENDED)
             pids[count++] = pid;
     }
     close(proc);
@@ -81,11 +79,9 @@ void hr_reap_neighbours(hr_region *region, bool looks_at_all)
 /* A search of /proc is expensive, and a program that is refused may ask again at once. */
 static bool may_look_at_all(void)
 {
-    static _Atomic int64_t last_ns;
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-    int64_t last = atomic_load_explicit(&last_ns, memory_order_relaxed);
+    static _Atomic uint64_t last_ns;
+    uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+    uint64_t last = atomic_load_explicit(&last_ns, memory_order_relaxed);
     return (last == 0 || now - last > SEARCH_NS) &&
            atomic_compare_exchange_strong_explicit(&last_ns, &last, now, memory_order_relaxed,
                                                    memory_order_relaxed);

@@ -36,7 +36,8 @@ void hr_complain(const char *format, ...)
     static _Atomic int lines;
     static const char prefix[] = "libhamiregion: ";
     int saved_errno = errno;
-    if (atomic_fetch_add_explicit(&lines, 1, memory_order_relaxed) < MOST_LINES) {
+    if (atomic_load_explicit(&lines, memory_order_relaxed) < MOST_LINES &&
+        atomic_fetch_add_explicit(&lines, 1, memory_order_relaxed) < MOST_LINES) {
         char line[LINE_BYTES];
         memcpy(line, prefix, sizeof prefix);
         va_list arguments;
@@ -46,8 +47,6 @@ void hr_complain(const char *format, ...)
         size_t length = strlen(line);
         line[length] = '\n';
         write_line(line, length + 1);
-    } else {
-        atomic_store_explicit(&lines, MOST_LINES, memory_order_relaxed);
     }
     errno = saved_errno;
 }

@@ -22,23 +22,13 @@ enum { TRIES = 3, PATIENT_TRIES = 100 };
 static uint64_t charged[HR_DEVICES];  /* bytes */
 static bool has_contexts[HR_DEVICES]; /* this process has made some, and not seen their end */
 
+/* The driver's last figure. */
+static _Atomic uint64_t driver_bytes[HR_DEVICES];
+
 /* Held while the driver is asked and the answer counted, so that each answer is counted once. */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- The driver's figure ------------------------------------------------------------ */
-
-/* False: NVML does not say.  Once it has listed this process, not to list it means nothing used. */
-static bool read_own_bytes(int row, nvmlDevice_t device, uint64_t *out)
-{
-    enum hr_nvml_answer answer = hr_nvml_own_bytes(device, out);
-    if (answer == HR_NVML_ABSENT && has_contexts[row] && hr_learn_own_pid(row, device))
-        answer = hr_nvml_own_bytes(device, out);
-    if (answer == HR_NVML_FOUND)
-        hr_confirm_own_pid();
-    else
-        *out = 0;
-    return answer == HR_NVML_FOUND || (answer == HR_NVML_ABSENT && hr_is_own_pid_known());
-}
 
 /* The bounds of what the driver uses for itself. */
 struct bounds {
@@ -70,8 +60,9 @@ static bool read_bounds(int row, nvmlDevice_t device, int tries, struct bounds *
         uint64_t counted;
         hr_watch_most_bytes(row);
         struct hr_row_state before = hr_state_of_row(row);
-        if (!read_own_bytes(row, device, &counted))
+        if (!hr_nvml_own_bytes(row, device, has_contexts[row], &counted))
             return false;
+        atomic_store_explicit(&driver_bytes[row], counted, memory_order_relaxed);
         struct hr_row_state after = hr_state_of_row(row);
         bool is_quiet = before.ended == before.begun && after.begun == before.begun;
         if (is_quiet || number == tries) {
@@ -147,7 +138,8 @@ CUresult hr_admit_context(int row)
     return measure_alone(row, true);
 }
 
-void hr_measure_contexts(int row)
+uint64_t hr_measure_contexts(int row)
 {
     measure_alone(row, false);
+    return row < 0 ? 0 : atomic_load_explicit(&driver_bytes[row], memory_order_relaxed);
 }

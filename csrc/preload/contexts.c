@@ -13,11 +13,10 @@ enum { MOST_DEVICES = 64, MOST_CONTEXTS = 256 };
 
 /*
  * A context that the program makes has a number of its own.  A primary context has one for each
- * of its lives: PRIMARY, the device and how often it was released or reset so far.  It changes
- * before the driver is called: what is allocated in the next life never looks like what went with
- * the last one.
+ * of its lives: HR_PRIMARY_OWNER, the device and how often it was released or reset so far.  It
+ * changes before the driver is called: what is allocated in the next life never looks like what
+ * went with the last one.
  */
-#define PRIMARY HR_PRIMARY_OWNER
 #define DEVICE_SHIFT 24
 #define LIVES_MASK 0xffffffu
 
@@ -26,7 +25,7 @@ static _Atomic uint32_t last_owner;
 
 static uint32_t owner_in_life(CUdevice device, uint32_t life)
 {
-    return PRIMARY | (uint32_t)device << DEVICE_SHIFT | (life & LIVES_MASK);
+    return HR_PRIMARY_OWNER | (uint32_t)device << DEVICE_SHIFT | (life & LIVES_MASK);
 }
 
 static uint32_t primary_owner(CUdevice device)
@@ -38,7 +37,8 @@ static uint32_t primary_owner(CUdevice device)
 
 uint32_t hr_new_owner(void)
 {
-    return (atomic_fetch_add_explicit(&last_owner, 1, memory_order_relaxed) + 1) & ~PRIMARY;
+    return (atomic_fetch_add_explicit(&last_owner, 1, memory_order_relaxed) + 1) &
+           ~HR_PRIMARY_OWNER;
 }
 
 uint32_t hr_end_life(CUdevice device)
@@ -51,7 +51,7 @@ uint32_t hr_end_life(CUdevice device)
 
 bool hr_is_ended(uint32_t owner, uint32_t ended)
 {
-    if ((ended & PRIMARY) == 0)
+    if ((ended & HR_PRIMARY_OWNER) == 0)
         return owner == ended;
     uint32_t age = (ended - owner) & LIVES_MASK;
     return (owner & ~LIVES_MASK) == (ended & ~LIVES_MASK) && age <= LIVES_MASK / 2;

@@ -98,12 +98,11 @@ bool hr_nvml_device(int row, nvmlDevice_t *out);
 
 /* The processes with a context on a device, in a list that the caller frees; NULL: NVML does not
  * say, or there is no memory. */
-nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count);
-
-/* The bytes that the driver counts for this process on the device.  HR_NVML_ABSENT: it does not
- * list this process: it has no context there, or the driver knows it by another pid. */
-enum hr_nvml_answer { HR_NVML_SILENT, HR_NVML_ABSENT, HR_NVML_FOUND };
-enum hr_nvml_answer hr_nvml_own_bytes(nvmlDevice_t device, uint64_t *out);
+struct hr_process_list {
+    unsigned count;
+    nvmlProcessInfo_t list[];
+};
+struct hr_process_list *hr_nvml_processes(nvmlDevice_t device);
 
 /* How busy each process has kept a device since then, in microseconds of Unix time.  `list` has
  * room for `room` samples, and grows.  False: this NVML or this device does not say. */
@@ -129,26 +128,18 @@ static inline unsigned hr_slot_nvml_pid(const struct hr_process *process)
 
 /* ---- The own pid in NVML (nvml.c) -------------------------------------------------- */
 
-/*
- * Look for this process among those that use a row's device.  A pid that was not there before this
- * process had a context, that no process here has and no other slot of the region claims, is this
- * process if it is the only one: then it is remembered and written into the
- * slot.  False: it was not found.
- */
-bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int row,
-                     nvmlDevice_t device);
-
 /* Before a context is made: remember which processes use the device already, and so are not this
  * one.  Nothing is asked once its pid is known. */
 void hr_note_others(CUdevice device);
 
-/* NVML does not list this process on a device on which it has a context: look for its pid there, as
- * above.  False: it was not found. */
-bool hr_learn_own_pid(int row, nvmlDevice_t device);
+/* Whether NVML lists this process on a row's device, on which it has a context.  Learns its pid
+ * there if that is another than its own. */
+bool hr_is_listed(int row, nvmlDevice_t device);
 
-/* NVML has listed this process, by hr_own_nvml_pid(); and whether it ever has. */
-void hr_confirm_own_pid(void);
-bool hr_is_own_pid_known(void);
+/* The bytes that the driver counts for this process on a row's device; `may_learn`: it has a
+ * context there, so its pid can be learnt as above.  Once NVML has listed this process, not to list
+ * it means nothing used.  False: NVML does not say. */
+bool hr_nvml_own_bytes(int row, nvmlDevice_t device, bool may_learn, uint64_t *out);
 
 /* Write the pid by which the outermost visible namespace knows this process into the slot. */
 void hr_report_host_pid(hr_region *region);

@@ -21,15 +21,13 @@ HR_CUDA_CALLED(FIRST_CALL)
 #define AT_FIRST(name, parameters, arguments) .name = first_##name,
 struct hr_cuda_functions hr_cuda = {HR_CUDA_HOOKS(AT_FIRST) HR_CUDA_CALLED(AT_FIRST)};
 
-#define HOOKED(function, parameters, arguments)                                                    \
-    {.name = #function,                                                                            \
-     .hook = (void *)function,                                                                     \
+#define FUNCTION(called, its_hook)                                                                 \
+    {.name = #called,                                                                              \
+     .hook = its_hook,                                                                             \
      .missing = (void *)missing,                                                                   \
-     .real = (_Atomic(void *) *)(void *)&hr_cuda.function},
-#define CALLED(function, parameters, arguments)                                                    \
-    {.name = #function,                                                                            \
-     .missing = (void *)missing,                                                                   \
-     .real = (_Atomic(void *) *)(void *)&hr_cuda.function},
+     .real = (_Atomic(void *) *)(void *)&hr_cuda.called},
+#define HOOKED(name, parameters, arguments) FUNCTION(name, (void *)name)
+#define CALLED(name, parameters, arguments) FUNCTION(name, NULL)
 static const struct hr_function functions[] = {HR_CUDA_HOOKS(HOOKED) HR_CUDA_CALLED(CALLED)};
 
 struct hr_library hr_cuda_library = {

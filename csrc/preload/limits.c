@@ -93,7 +93,7 @@ static uint32_t limit_in_force(const struct limits *limits, int row)
 
 static void apply(const struct limits *limits)
 {
-    unsigned holds = 0;
+    bool is_any = false;
     atomic_store_explicit(&hr_is_burst, limits->is_burst, memory_order_relaxed);
     for (int row = 0; row < HR_DEVICES; row++) {
         uint32_t limit = limit_in_force(limits, row);
@@ -103,13 +103,9 @@ static void apply(const struct limits *limits)
             rule = HR_ROW_STOPPED;
         atomic_store_explicit(&hr_rows[row].limit, limit, memory_order_relaxed);
         atomic_store_explicit(&hr_rows[row].rule, rule, memory_order_relaxed);
-        if (rule != HR_ROW_FREE)
-            holds = HR_HOLD_LIMITED;
+        is_any = is_any || rule != HR_ROW_FREE;
     }
-    if (holds != 0)
-        atomic_fetch_or_explicit(&hr_holds, HR_HOLD_LIMITED, memory_order_relaxed);
-    else
-        atomic_fetch_and_explicit(&hr_holds, ~(unsigned)HR_HOLD_LIMITED, memory_order_relaxed);
+    hr_set_hold(HR_HOLD_LIMITED, is_any);
 }
 
 void hr_set_rule(int row, enum hr_row_rule rule)
@@ -128,7 +124,7 @@ void hr_open_gate(void)
     is_over = true;
     for (int row = 0; row < HR_DEVICES; row++)
         atomic_store_explicit(&hr_rows[row].rule, HR_ROW_FREE, memory_order_relaxed);
-    atomic_fetch_and_explicit(&hr_holds, HR_HOLD_SUSPENDED, memory_order_relaxed);
+    hr_set_hold(~(unsigned)HR_HOLD_SUSPENDED, false);
     pthread_mutex_unlock(&reading);
 }
 
@@ -155,7 +151,7 @@ static void note_launches(hr_region *region)
     if ((hr_current_holds() & (HR_HOLD_UNPREPARED | HR_HOLD_REPORT_DUE)) != 0)
         return;
     hr_run_write(region, note_launch, region);
-    atomic_fetch_or_explicit(&hr_holds, HR_HOLD_REPORT_DUE, memory_order_relaxed);
+    hr_set_hold(HR_HOLD_REPORT_DUE, true);
 }
 
 int hr_read_limits(hr_region *region)
@@ -185,7 +181,7 @@ static void prepare(void)
     }
     if (HR_CUDA(cuDeviceGetCount)(&devices) == CUDA_SUCCESS && devices == 1)
         atomic_store_explicit(&only_row, hr_row_of_device(0), memory_order_relaxed);
-    atomic_fetch_and_explicit(&hr_holds, ~(unsigned)HR_HOLD_UNPREPARED, memory_order_relaxed);
+    hr_set_hold(HR_HOLD_UNPREPARED, false);
 }
 
 /* ---- Launches ------------------------------------------------------------------------- */
@@ -197,7 +193,7 @@ static void clear_holds(void)
         prepare();
     hr_wait_while_suspended();
     if ((holds & HR_HOLD_REPORT_DUE) != 0)
-        atomic_fetch_and_explicit(&hr_holds, ~(unsigned)HR_HOLD_REPORT_DUE, memory_order_relaxed);
+        hr_set_hold(HR_HOLD_REPORT_DUE, false);
 }
 
 static struct hr_row *current_row(void)

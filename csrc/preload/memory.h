@@ -108,9 +108,9 @@ CUresult hr_end_freeing(const struct hr_freeing *freeing, CUresult result);
 /*
  * Count as context what the driver counts for this process on the row, beyond the memory that the
  * process has allocated there, whatever the limit: it is there.  Nothing is changed if NVML does
- * not list this process.
+ * not list this process.  Returns the driver's last figure for all of it, 0 if there is none.
  */
-void hr_measure_contexts(int row);
+uint64_t hr_measure_contexts(int row);
 
 /*
  * Count a context that was just made.  CUDA_ERROR_OUT_OF_MEMORY: it would pass the limit; the
@@ -149,7 +149,7 @@ void hr_reconcile_pool(int number);
 
 /*
  * The same after an allocation that can be undone.  CUDA_ERROR_OUT_OF_MEMORY: the pool holds more
- * than the limit allows; the caller undoes, trims and reconciles.
+ * than the limit allows, also after trimming; the caller undoes, reconciles and trims.
  */
 CUresult hr_admit_pool(int number);
 

@@ -88,40 +88,25 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, nvmlPro
     return result;
 }
 
-nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count)
+struct hr_process_list *hr_nvml_processes(nvmlDevice_t device)
 {
     unsigned room = 64;
-    nvmlProcessInfo_t *list = NULL;
+    struct hr_process_list *list = NULL;
     nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
     /* A process may start between two tries, so the list may outgrow what was asked for. */
     for (int tries = 0; tries < 4 && result == NVML_ERROR_INSUFFICIENT_SIZE; tries++) {
-        nvmlProcessInfo_t *more = realloc(list, room * sizeof *list);
+        struct hr_process_list *more = realloc(list, sizeof *list + room * sizeof list->list[0]);
         if (more == NULL)
             break;
         list = more;
-        *count = room;
-        result = list_processes(device, count, list);
-        room = *count + 16;
+        list->count = room;
+        result = list_processes(device, &list->count, list->list);
+        room = list->count + 16;
     }
     if (result == NVML_SUCCESS)
         return list;
     free(list);
     return NULL;
-}
-
-enum hr_nvml_answer hr_nvml_own_bytes(nvmlDevice_t device, uint64_t *out)
-{
-    unsigned count;
-    nvmlProcessInfo_t *list = hr_nvml_processes(device, &count);
-    enum hr_nvml_answer answer = list != NULL ? HR_NVML_ABSENT : HR_NVML_SILENT;
-    for (unsigned at = 0; list != NULL && at < count; at++) {
-        if (list[at].pid == hr_own_nvml_pid() && list[at].usedGpuMemory != UINT64_MAX) {
-            *out = list[at].usedGpuMemory;
-            answer = HR_NVML_FOUND;
-        }
-    }
-    free(list);
-    return answer;
 }
 
 /* ---- Work ------------------------------------------------------------------------------- */
@@ -236,13 +221,11 @@ static void set_own_pid(unsigned pid)
     atomic_store_explicit(&learnt, pid, memory_order_relaxed);
 }
 
-#define EDIT_NS 100000000u
-
 static void write_pid(hr_region *region)
 {
-    struct hr_slot_edit edit = {.value = HR_SLOT_HOST_PID, .to = hr_own_nvml_pid()};
+    uint64_t shown = 0;
     /* Where it fails, figures are looked for by the slot's own pid, mostly the same. */
-    hr_edit_slot(region, getpid(), &edit, 1, 0, EDIT_NS, NULL);
+    hr_show_in_slot(region, HR_SLOT_HOST_PID, 0, hr_own_nvml_pid(), &shown);
 }
 
 void hr_report_host_pid(hr_region *region)
@@ -254,6 +237,15 @@ void hr_report_host_pid(hr_region *region)
     write_pid(region);
 }
 
+static const nvmlProcessInfo_t *find_pid(const struct hr_process_list *list, unsigned pid)
+{
+    for (unsigned at = 0; at < list->count; at++) {
+        if (list->list[at].pid == pid)
+            return &list->list[at];
+    }
+    return NULL;
+}
+
 static bool is_claimed(const struct hr_snapshot *snapshot, unsigned pid)
 {
     for (uint32_t number = 0; number < (uint32_t)snapshot->process_count; number++) {
@@ -263,100 +255,90 @@ static bool is_claimed(const struct hr_snapshot *snapshot, unsigned pid)
     return false;
 }
 
-static bool is_here(unsigned pid)
-{
-    return kill((pid_t)pid, 0) == 0 || errno != ESRCH;
-}
-
 /* ---- Who was there before ------------------------------------------------------------- */
 
-struct others {
-    unsigned count;
-    unsigned pids[];
-};
-
 /* By row; NULL: not asked yet.  Published with release, and never changed or freed. */
-static _Atomic(const struct others *) others_of_rows[HR_DEVICES];
-static _Atomic bool is_known;
-
-void hr_confirm_own_pid(void)
-{
-    atomic_store_explicit(&is_known, true, memory_order_relaxed);
-}
-
-bool hr_is_own_pid_known(void)
-{
-    return atomic_load_explicit(&is_known, memory_order_relaxed);
-}
+static _Atomic(const struct hr_process_list *) others_of_rows[HR_DEVICES];
+static _Atomic bool is_known; /* NVML has listed this process by hr_own_nvml_pid() */
 
 void hr_note_others(CUdevice device)
 {
     nvmlDevice_t handle;
+    const struct hr_process_list *none = NULL;
     int row = hr_row_of_device(device);
-    unsigned count = 0;
-    const struct others *none = NULL;
-    if (row < 0 || hr_is_own_pid_known() ||
+    if (row < 0 || is_known ||
         atomic_load_explicit(&others_of_rows[row], memory_order_relaxed) != NULL ||
         !hr_nvml_device(row, &handle))
         return;
-    nvmlProcessInfo_t *list = hr_nvml_processes(handle, &count);
-    struct others *others =
-        list == NULL ? NULL : malloc(sizeof *others + count * sizeof others->pids[0]);
-    if (others != NULL) {
-        others->count = count;
-        for (unsigned at = 0; at < count; at++)
-            others->pids[at] = list[at].pid;
-        if (!atomic_compare_exchange_strong_explicit(&others_of_rows[row], &none, others,
-                                                     memory_order_release, memory_order_relaxed))
-            free(others);
-    }
-    free(list);
+    struct hr_process_list *others = hr_nvml_processes(handle);
+    if (others != NULL &&
+        !atomic_compare_exchange_strong_explicit(&others_of_rows[row], &none, others,
+                                                 memory_order_release, memory_order_relaxed))
+        free(others);
 }
 
 static bool was_there(int row, unsigned pid)
 {
-    const struct others *others = atomic_load_explicit(&others_of_rows[row], memory_order_acquire);
-    for (unsigned at = 0; others != NULL && at < others->count; at++) {
-        if (others->pids[at] == pid)
-            return true;
-    }
-    return false;
+    const struct hr_process_list *others =
+        atomic_load_explicit(&others_of_rows[row], memory_order_acquire);
+    return others != NULL && find_pid(others, pid) != NULL;
 }
 
 /* ---- Looking for it ------------------------------------------------------------------- */
 
-bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int row,
-                     nvmlDevice_t device)
+/*
+ * A pid that was not there before this process had a context, that no process here has and no slot
+ * of the region claims, is this process if it is the only one: then it is remembered and written
+ * into the slot.
+ */
+static void learn_own_pid(int row, const struct hr_process_list *list)
 {
-    unsigned count = 0, strangers = 0, stranger = 0;
-    nvmlProcessInfo_t *list = hr_nvml_processes(device, &count);
-    bool found = false;
-    for (unsigned at = 0; list != NULL && at < count; at++) {
-        unsigned pid = list[at].pid;
-        if (pid == hr_own_nvml_pid()) {
-            found = true;
-        } else if (!was_there(row, pid) && !is_claimed(snapshot, pid) && !is_here(pid)) {
+    int code;
+    unsigned strangers = 0, stranger = 0;
+    hr_region *region = hr_session_region();
+    struct hr_snapshot *snapshot = region == NULL ? NULL : hr_new_snapshot(region, &code);
+    for (unsigned at = 0; snapshot != NULL && at < list->count; at++) {
+        unsigned pid = list->list[at].pid;
+        if (!was_there(row, pid) && !is_claimed(snapshot, pid) && !hr_is_here((int32_t)pid)) {
             strangers++;
             stranger = pid;
         }
     }
-    free(list);
-    if (!found && strangers == 1) {
+    free(snapshot);
+    if (strangers == 1) {
         set_own_pid(stranger);
         write_pid(region);
-        found = true;
     }
-    return found;
 }
 
-bool hr_learn_own_pid(int row, nvmlDevice_t device)
+/* This process's entry in the list of a device on which it has a context, if `may_learn`. */
+static const nvmlProcessInfo_t *find_own(int row, const struct hr_process_list *list,
+                                         bool may_learn)
 {
-    int code;
-    hr_region *region = hr_session_region();
-    if (hr_is_own_pid_known() || region == NULL)
-        return false;
-    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    bool found = snapshot != NULL && hr_find_own_pid(region, snapshot, row, device);
-    free(snapshot);
-    return found;
+    const nvmlProcessInfo_t *own = find_pid(list, hr_own_nvml_pid());
+    if (own != NULL || is_known || !may_learn)
+        return own;
+    learn_own_pid(row, list);
+    return find_pid(list, hr_own_nvml_pid());
+}
+
+bool hr_is_listed(int row, nvmlDevice_t device)
+{
+    struct hr_process_list *list = hr_nvml_processes(device);
+    bool is_listed = list != NULL && find_own(row, list, true) != NULL;
+    free(list);
+    return is_listed;
+}
+
+bool hr_nvml_own_bytes(int row, nvmlDevice_t device, bool may_learn, uint64_t *out)
+{
+    struct hr_process_list *list = hr_nvml_processes(device);
+    const nvmlProcessInfo_t *own = list == NULL ? NULL : find_own(row, list, may_learn);
+    bool has_figure = own != NULL && own->usedGpuMemory != UINT64_MAX;
+    *out = has_figure ? own->usedGpuMemory : 0;
+    if (has_figure)
+        is_known = true;
+    bool says = has_figure || (list != NULL && own == NULL && is_known);
+    free(list);
+    return says;
 }

@@ -4,11 +4,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../internal.h"
 #include "complain.h"
 #include "driver.h"
-#include "session.h"
 
 #define FIRST_ATTACH_NS 200000000u
 #define ATTACH_NS 6400000000u /* of the last try; all of them take twice as long */
@@ -95,22 +95,20 @@ static const char *attach_text(int code)
     return hr_code_text(code);
 }
 
+/* Go on without a region; returns how, as messages say it. */
+static const char *go_on(bool is_open)
+{
+    publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
+    return is_open ? "nothing is limited" : "CUDA contexts and memory are refused";
+}
+
 static void fail_to_begin(int code, const char *path)
 {
-    const char *text = attach_text(code);
-    bool is_open = policy == POLICY_OPEN || is_limited_by_another(code);
-    const char *effect = is_open ? "nothing is limited" : "CUDA contexts and memory are refused";
+    const char *effect = go_on(policy == POLICY_OPEN || is_limited_by_another(code));
     if (path == NULL)
         hr_complain("%s names no region; %s", HR_REGION_VARIABLE, effect);
     else
-        hr_complain("the region %s cannot be used: %s; %s", path, text, effect);
-    publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
-}
-
-static int open_region(const char *path)
-{
-    int code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
-    return code < 0 ? code : HR_OK;
+        hr_complain("the region %s cannot be used: %s; %s", path, attach_text(code), effect);
 }
 
 /* Under `beginning`. */
@@ -119,14 +117,14 @@ static void begin(void)
     hr_guard_spaced_runs();
     policy = read_policy();
     const char *path = getenv(HR_REGION_VARIABLE);
-    if (path == NULL || path[0] == '\0') {
-        fail_to_begin(HR_ENOTFOUND, NULL);
-        return;
-    }
-    int code = open_region(path);
-    if (code == HR_OK && !hr_read_rows(region))
+    if (path != NULL && path[0] == '\0')
+        path = NULL;
+    int code = HR_ENOTFOUND;
+    if (path != NULL)
+        code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
+    if (code >= 0 && !hr_read_rows(region))
         code = HR_ECORRUPT;
-    if (code == HR_OK)
+    if (code >= 0)
         publish(HR_SESSION_OPEN);
     else
         fail_to_begin(code, path);
@@ -183,16 +181,25 @@ hr_region *hr_session_region(void)
     return now == HR_SESSION_OPEN || now == HR_SESSION_ATTACHED ? region : NULL;
 }
 
+/* ---- The own slot ------------------------------------------------------------------ */
+
+#define EDIT_NS 100000000u /* how long an edit waits for the region's lock */
+
+void hr_show_in_slot(hr_region *of, enum hr_slot_value value, int row, uint64_t to, uint64_t *shown)
+{
+    struct hr_slot_edit edit = {.value = value, .device = (uint32_t)row, .to = to};
+    if (to != *shown && hr_edit_slot(of, getpid(), &edit, 1, 0, EDIT_NS, NULL) == HR_OK)
+        *shown = to;
+}
+
 /* ---- The end ----------------------------------------------------------------------- */
 
 void hr_lose_session(int code)
 {
     pthread_mutex_lock(&beginning);
     if (hr_session_region() != NULL) {
-        bool is_open = policy != POLICY_REFUSE;
         hr_complain("the region cannot be used any more (%d): %s; %s", code, hr_code_text(code),
-                    is_open ? "nothing is limited" : "CUDA contexts and memory are refused");
-        publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
+                    go_on(policy != POLICY_REFUSE));
         atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
     }
     pthread_mutex_unlock(&beginning);

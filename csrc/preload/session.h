@@ -18,6 +18,8 @@
 #ifndef HR_SESSION_H
 #define HR_SESSION_H
 
+#include <errno.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -95,6 +97,26 @@ static inline unsigned hr_current_holds(void)
     return atomic_load_explicit(&hr_holds, memory_order_relaxed);
 }
 
+static inline void hr_set_hold(unsigned hold, bool is_set)
+{
+    if (is_set)
+        atomic_fetch_or_explicit(&hr_holds, hold, memory_order_relaxed);
+    else
+        atomic_fetch_and_explicit(&hr_holds, ~hold, memory_order_relaxed);
+}
+
 void hr_wait_while_suspended(void);
+
+/* ---- Processes ------------------------------------------------------------------------ */
+
+/* Whether a process of this pid is here, zombies included. */
+static inline bool hr_is_here(int32_t pid)
+{
+    return kill(pid, 0) == 0 || errno != ESRCH;
+}
+
+/* Write a value of the own slot if it differs from `shown`, which it becomes unless that fails. */
+void hr_show_in_slot(hr_region *region, enum hr_slot_value value, int row, uint64_t to,
+                     uint64_t *shown);
 
 #endif

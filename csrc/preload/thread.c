@@ -4,7 +4,6 @@
  * neighbours that have died.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -31,7 +30,6 @@ enum {
 };
 
 #define TENTH_NS 100000000u
-#define EDIT_NS 100000000u /* how long an edit of the own slot waits for the region's lock */
 #define LISTED_US 5000000u /* how long NVML may take to list this process */
 #define NO_RATE_LIMIT 1e17 /* tokens a second */
 
@@ -66,15 +64,6 @@ static uint64_t now_us(void)
 }
 
 /* ---- SM limits ------------------------------------------------------------------------ */
-
-static void write_own_slot(hr_region *region, enum hr_slot_value value, int row, uint64_t to,
-                           uint64_t *shown)
-{
-    struct hr_slot_edit edit = {.value = value, .device = (uint32_t)row, .to = to};
-    /* What cannot be written now is tried again with the next figure. */
-    if (to != *shown && hr_edit_slot(region, getpid(), &edit, 1, 0, EDIT_NS, NULL) == HR_OK)
-        *shown = to;
-}
 
 static void give_up(int row, const char *why)
 {
@@ -115,22 +104,22 @@ static void begin_row(hr_region *region, int row)
 }
 
 /* Figures that are another process's, or no process's, would let everything through. */
-static void check_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int row)
+static void check_own_pid(int row)
 {
     struct paced_row *one = &paced[row];
     if (!one->is_listed)
-        one->is_listed = hr_find_own_pid(region, snapshot, row, one->device);
+        one->is_listed = hr_is_listed(row, one->device);
     if (!one->is_listed && now_us() - one->begun_us > LISTED_US)
         give_up(row, "NVML does not show this process by a pid that it can be known by");
 }
 
 static bool is_unwanted(struct paced_row *one, const struct hr_figures *figures, double now_s)
 {
-    unsigned count = 0;
     if (!atomic_load_explicit(&hr_is_burst, memory_order_relaxed))
         return false;
-    nvmlProcessInfo_t *contexts = hr_nvml_processes(one->device, &count);
-    bool found = contexts != NULL && hr_is_unwanted(&one->burst, figures, contexts, count, now_s);
+    struct hr_process_list *contexts = hr_nvml_processes(one->device);
+    bool found = contexts != NULL &&
+                 hr_is_unwanted(&one->burst, figures, contexts->list, contexts->count, now_s);
     free(contexts);
     return found;
 }
@@ -159,7 +148,7 @@ static void step(hr_region *region, const struct hr_snapshot *snapshot, int row)
     hr_set_rate(bucket, is_free ? NO_RATE_LIMIT : rate);
     if (one->law.units <= 0)
         hr_grant_launch(bucket);
-    write_own_slot(region, HR_SLOT_SM, row, (uint64_t)(view.own * 100 + 0.5), &one->shown_percent);
+    hr_show_in_slot(region, HR_SLOT_SM, row, (uint64_t)(view.own * 100 + 0.5), &one->shown_percent);
 }
 
 /* Returns whether a row has a limit in force. */
@@ -171,7 +160,7 @@ static bool pace_rows(hr_region *region)
         struct paced_row *one = &paced[row];
         if (atomic_load_explicit(&hr_rows[row].limit, memory_order_relaxed) == HR_NO_LIMIT) {
             if (one->has_begun)
-                write_own_slot(region, HR_SLOT_SM, row, 0, &one->shown_percent);
+                hr_show_in_slot(region, HR_SLOT_SM, row, 0, &one->shown_percent);
             one->has_begun = false;
             continue;
         }
@@ -191,7 +180,7 @@ static bool pace_rows(hr_region *region)
             snapshot = hr_new_snapshot(region, &code);
         if (snapshot == NULL)
             break;
-        check_own_pid(region, snapshot, row);
+        check_own_pid(row);
         step(region, snapshot, row);
     }
     free(snapshot);
@@ -200,25 +189,15 @@ static bool pace_rows(hr_region *region)
 
 /* ---- Neighbours ----------------------------------------------------------------------- */
 
-static bool is_there(int32_t pid)
-{
-    return kill(pid, 0) == 0 || errno == EPERM;
-}
-
 /* One process of the region looks after the others: the one with the lowest pid that is there. */
 static bool is_first(const struct hr_snapshot *snapshot)
 {
     for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
-        if (pid > 0 && pid < getpid() && is_there(pid))
+        if (pid > 0 && pid < getpid() && hr_is_here(pid))
             return false;
     }
     return true;
-}
-
-static void let_go_on(void)
-{
-    atomic_fetch_and_explicit(&hr_holds, ~(unsigned)HR_HOLD_SUSPENDED, memory_order_relaxed);
 }
 
 static void note_status(const struct hr_snapshot *snapshot)
@@ -229,10 +208,7 @@ static void note_status(const struct hr_snapshot *snapshot)
         if (process->pid == getpid())
             is_suspended = process->status == SUSPENDED;
     }
-    if (is_suspended)
-        atomic_fetch_or_explicit(&hr_holds, HR_HOLD_SUSPENDED, memory_order_relaxed);
-    else
-        let_go_on();
+    hr_set_hold(HR_HOLD_SUSPENDED, is_suspended);
 }
 
 static void check_neighbours(hr_region *region, const struct hr_snapshot *snapshot, unsigned tenth)
@@ -247,13 +223,9 @@ static void check_neighbours(hr_region *region, const struct hr_snapshot *snapsh
 
 static void measure_contexts(hr_region *region)
 {
-    for (int row = 0; row < HR_DEVICES; row++) {
-        nvmlDevice_t device;
-        uint64_t bytes;
-        hr_measure_contexts(row);
-        if (hr_nvml_device(row, &device) && hr_nvml_own_bytes(device, &bytes) == HR_NVML_FOUND)
-            write_own_slot(region, HR_SLOT_MONITOR_USED, row, bytes, &shown_bytes[row]);
-    }
+    for (int row = 0; row < HR_DEVICES; row++)
+        hr_show_in_slot(region, HR_SLOT_MONITOR_USED, row, hr_measure_contexts(row),
+                        &shown_bytes[row]);
 }
 
 /* ---- Passes --------------------------------------------------------------------------- */
@@ -323,7 +295,7 @@ static void *run(void *argument)
         } else {
             /* Launches may wait that nothing else would let go on. */
             hr_open_gate();
-            let_go_on();
+            hr_set_hold(HR_HOLD_SUSPENDED, false);
         }
         pthread_mutex_unlock(&in_pass);
         if (is_over)
@@ -350,11 +322,6 @@ static void end_thread(void)
     hr_open_gate();
 }
 
-static void register_end(void)
-{
-    atexit(end_thread);
-}
-
 /* A thread that is never joined, and in which no signal that was sent to the program is handled. */
 static bool create_thread(void)
 {
@@ -371,22 +338,19 @@ static bool create_thread(void)
     for (size_t at = 0; at < sizeof caused / sizeof caused[0]; at++)
         sigdelset(&sent, caused[at]);
     pthread_sigmask(SIG_SETMASK, &sent, &before);
-    pthread_attr_t attributes;
     pthread_t thread;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    bool is_created = pthread_create(&thread, &attributes, run, NULL) == 0;
-    pthread_attr_destroy(&attributes);
+    bool is_created = pthread_create(&thread, NULL, run, NULL) == 0;
+    if (is_created)
+        pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return is_created;
 }
 
 void hr_start_thread(void)
 {
-    static pthread_once_t end = PTHREAD_ONCE_INIT;
     if (hr_session_region() == NULL || atomic_exchange_explicit(&runs, true, memory_order_relaxed))
         return;
-    pthread_once(&end, register_end);
+    atexit(end_thread);
     if (create_thread())
         return;
     hr_complain("no thread could be started: SM limits are not held, and later changes not seen");
