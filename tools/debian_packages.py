@@ -7,6 +7,7 @@ takes the mirror, and changes nothing. Standard library only.
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 RELEASE = "bookworm"
@@ -24,12 +25,18 @@ class DebianPackages:
     Args:
         work: The directory; need not exist.
         architecture: In Debian's words, such as ``arm64``; None means this machine's.
+        sources: Releases, each with its components.
 
     Raises:
         NoPackages: This machine cannot get them.
     """
 
-    def __init__(self, work: Path, architecture: str | None = None) -> None:
+    def __init__(
+        self,
+        work: Path,
+        architecture: str | None = None,
+        sources: Sequence[str] = (f"{RELEASE} main",),
+    ) -> None:
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         missing += [] if KEYRING.exists() else [str(KEYRING)]
         if missing:
@@ -41,8 +48,9 @@ class DebianPackages:
         mirror = _mirror()
         (work / "etc/sources.list").write_text(
             "".join(
-                f"{kind} [signed-by={KEYRING}] {mirror} {RELEASE} main\n"
+                f"{kind} [signed-by={KEYRING}] {mirror} {source}\n"
                 for kind in ("deb", "deb-src")
+                for source in sources
             )
         )
         (work / "state/status").touch()
