@@ -19,6 +19,8 @@ from pathlib import Path
 #: The process that a directory is for.  Removed last: the other files are judged by it.
 RECORD = "owner.json"
 
+# Of the environment and of the maps of one process.
+_MOST_BYTES = 8 << 20
 # Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.
 _POLL_S = 0.5
 # A process that starts a program has its environment after microseconds, on a busy machine later.
@@ -39,17 +41,23 @@ def start_time(pid: int) -> int | None:
     return None if state in b"ZX" and threads <= 1 else int(fields[18])
 
 
+def _read(path: str) -> bytes:
+    """The beginning of a file whose length another process decides."""
+    with Path(path).open("rb") as file:
+        return file.read(_MOST_BYTES)
+
+
 def _environment_of(name: str) -> bytes:
     """Read a process's environment; the kernel shows none while it starts a program."""
     is_started = False
     for _ in range(_STARTING_READS):
-        found = Path(f"/proc/{name}/environ").read_bytes()
+        found = _read(f"/proc/{name}/environ")
         if found or is_started:
             break
-        is_started = bool(Path(f"/proc/{name}/cmdline").read_bytes())
+        is_started = bool(_read(f"/proc/{name}/cmdline"))
         if not is_started:
             # Kernel threads and processes that have ended have no mappings.
-            if not Path(f"/proc/{name}/maps").read_bytes():
+            if not _read(f"/proc/{name}/maps"):
                 break
             time.sleep(_STARTING_S)
     return found
@@ -59,7 +67,8 @@ def users(directory: str) -> list[int]:
     """The other processes that may need a run's directory.
 
     Those that were started with it in their environment; and, as a program can overwrite what /proc
-    shows of that, CUDA programs that map the region for writing.  Monitors map it too.
+    shows of that, CUDA programs that map the region for writing, or whose maps are too long to be
+    read to their end.  Monitors map it too.
     """
     path = re.escape(os.fsencode(directory))
     named = re.compile(path + rb"(?![^/:;\s\0])")
@@ -71,8 +80,9 @@ def users(directory: str) -> list[int]:
             with contextlib.suppress(OSError):
                 maps = b""
                 if not (is_named := named.search(_environment_of(name))):
-                    maps = Path(f"/proc/{name}/maps").read_bytes()
-                if is_named or (b"/libcuda" in maps and mapped.search(maps)):
+                    maps = _read(f"/proc/{name}/maps")
+                is_cut = len(maps) == _MOST_BYTES
+                if is_named or (b"/libcuda" in maps and (is_cut or mapped.search(maps))):
                     found.append(int(name))
     return found
 

@@ -1,10 +1,13 @@
 /*
  * Keeps a device busy: `busy STYLE KERNEL BLOCKS PENDING DEVICE`, until it is killed. STYLE is
- * kernel or graph (ten kernels each); KERNEL is a name that tells the fake driver how long one
+ * kernel, graph (ten kernels each), or unknown: kernels in a context that is made by a function of
+ * the fake driver which no library hooks. KERNEL is a name that tells the fake driver how long one
  * takes. After PENDING launches it waits for the device.
  */
+#define _GNU_SOURCE
 #include "calls.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 #define NODES 10
@@ -21,7 +24,14 @@ int main(int count, char **arguments)
     CUmodule module;
     CUfunction kernel;
     MUST(cuInit(0));
-    MUST(cuDevicePrimaryCtxRetain(&context, device));
+    if (strcmp(arguments[1], "unknown") == 0) {
+        CUresult (*create)(CUcontext *, unsigned, CUdevice) =
+            (CUresult (*)(CUcontext *, unsigned, CUdevice))dlsym(RTLD_DEFAULT,
+                                                                 "fake_cuda_create_context");
+        MUST(create(&context, 0, device));
+    } else {
+        MUST(cuDevicePrimaryCtxRetain(&context, device));
+    }
     MUST(cuCtxSetCurrent(context));
     MUST(cuModuleLoadData(&module, KERNELS));
     MUST(cuModuleGetFunction(&kernel, module, arguments[2]));

@@ -203,6 +203,18 @@ def test_a_suspended_process_launches_nothing(
     eventually(lambda: observer.busy_percent(0.3) > 0)
 
 
+def test_limits_and_suspensions_hold_in_a_context_that_is_made_in_an_unknown_way(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[None, None])
+    program = busy(scene, "busy_1ms", style="unknown", pending=200)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    scene.region.set_sm_limit(20, device=0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+    scene.region.suspend(program.pid)
+    eventually(lambda: observer.busy_percent(0.3) == 0)
+
+
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("limit", [50, None])
 def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(

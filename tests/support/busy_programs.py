@@ -15,7 +15,8 @@ class BusyProgram:
         scene: The region.
         programs: Where the C programs are.
         kernel: Its name says how long one takes; see tests/fake_cuda/launches.c.
-        style: "kernel", or "graph": of ten kernels each.
+        style: "kernel"; "graph": of ten kernels each; "unknown": kernels in a context that the
+            library does not see being made.
         pending: How many launches it makes before it waits for the device.
         device: On which it does.
     """
