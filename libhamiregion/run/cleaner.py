@@ -41,7 +41,7 @@ def start_time(pid: int) -> int | None:
     return None if state in b"ZX" and threads <= 1 else int(fields[18])
 
 
-def _read(path: str) -> bytes:
+def read_start(path: str) -> bytes:
     """The beginning of a file whose length another process decides."""
     with Path(path).open("rb") as file:
         return file.read(_MOST_BYTES)
@@ -51,13 +51,13 @@ def _environment_of(name: str) -> bytes:
     """Read a process's environment; the kernel shows none while it starts a program."""
     is_started = False
     for _ in range(_STARTING_READS):
-        found = _read(f"/proc/{name}/environ")
+        found = read_start(f"/proc/{name}/environ")
         if found or is_started:
             break
-        is_started = bool(_read(f"/proc/{name}/cmdline"))
+        is_started = bool(read_start(f"/proc/{name}/cmdline"))
         if not is_started:
             # Kernel threads and processes that have ended have no mappings.
-            if not _read(f"/proc/{name}/maps"):
+            if not read_start(f"/proc/{name}/maps"):
                 break
             time.sleep(_STARTING_S)
     return found
@@ -80,7 +80,7 @@ def users(directory: str) -> list[int]:
             with contextlib.suppress(OSError):
                 maps = b""
                 if not (is_named := named.search(_environment_of(name))):
-                    maps = _read(f"/proc/{name}/maps")
+                    maps = read_start(f"/proc/{name}/maps")
                 is_cut = len(maps) == _MOST_BYTES
                 if is_named or (b"/libcuda" in maps and (is_cut or mapped.search(maps))):
                     found.append(int(name))

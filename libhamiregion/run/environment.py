@@ -301,8 +301,7 @@ def _refuse_second_law(snapshot: RegionSnapshot) -> None:
 
 def _maps_libvgpu(process: str = "self") -> bool:
     """Whether a process has libvgpu; this one has if every program is to load it."""
-    with Path(f"/proc/{process}/maps").open(encoding="utf-8", errors="replace") as file:
-        return _LIBVGPU in file.read(8 << 20)
+    return _LIBVGPU.encode() in cleaner.read_start(f"/proc/{process}/maps")
 
 
 def _joined(entries: Sequence[str], separators: str) -> str:

@@ -14,7 +14,7 @@ from .cleaner import RECORD, remove, start_time, users
 from .errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 #: The region's file in the directory of a run.
 REGION = "region.cache"
@@ -50,8 +50,9 @@ def make_run_directory(environment: Mapping[str, str], *, keep: bool = False) ->
         "host": os.uname().nodename,
         "keep": keep,
     }
-    for name in _names(pid):
-        path = f"{base}/{name}"
+    for number in itertools.count():
+        # As a container's directory, <pod UID>_<container>: what lists these lists runs.
+        path = f"{base}/{RUN_POD}_{pid}" + (f"-{number}" if number else "")
         try:
             os.mkdir(path, _PRIVATE)  # noqa: PTH102
             with Path(path, RECORD).open("x", encoding="ascii") as file:
@@ -61,12 +62,6 @@ def make_run_directory(environment: Mapping[str, str], *, keep: bool = False) ->
             continue
         return path
     raise AssertionError("names do not end")
-
-
-def _names(pid: int) -> Iterator[str]:
-    # In the form of a container's directory, <pod UID>_<container>: what lists these lists runs.
-    yield f"{RUN_POD}_{pid}"
-    yield from (f"{RUN_POD}_{pid}-{number}" for number in itertools.count(1))
 
 
 def run_bases(environment: Mapping[str, str]) -> list[str]:
