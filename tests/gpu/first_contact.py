@@ -6,9 +6,10 @@ Needs this package, an NVIDIA driver and a C compiler; nvidia-smi and PyTorch ar
 are. The same steps run against the fake driver with ``--driver DIR``, to test this script.
 
 The trace: ``steps`` are [name, verdict, text]. ``waves`` has one wave for each number of processes:
-``pids``; ``events``, [seconds, whether they work]; and ``answers``, one for each question to NVML:
-[seconds, seconds before that from which samples were wanted, seconds that it took, percent of the
-GPU, [[pid, stamp in microseconds, percent], ...]]. All times are Unix time.
+``pids``; ``light``, the pid of one that launches little; ``events``, [seconds, whether they work];
+and ``answers``, one for each question to NVML: [seconds, seconds before that from which samples
+were wanted, seconds that it took, percent of the GPU, [[pid, stamp in microseconds, percent],
+...]]. All times are Unix time.
 """
 
 import argparse
@@ -52,6 +53,8 @@ VERSIONS = (11000, 11020, 11040, 12000, 12040, 13000)
 # How long before a question the samples may have been taken that it wants.
 SINCE_S = (0.1, 0.5, 1, 2)
 QUESTION_S = 0.05
+# Of an empty kernel, at the beginning of each half of the wave: some thousandths of the GPU's time.
+LIGHT_LAUNCHES = 1000
 
 # Allocates until memory is refused, in a process of its own: `ALLOCATOR` is in its environment.
 TORCH = """
@@ -98,6 +101,24 @@ if __name__ == "__main__":
 
 
 EMPTY_KERNEL = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }"
+
+# A kernel of eight seconds, as any that waits for something.
+LONG_KERNEL = """.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry busy_8000ms() {
+.reg .u64 %now, %end;
+.reg .pred %more;
+mov.u64 %now, %globaltimer;
+add.u64 %end, %now, 8000000000;
+AGAIN:
+mov.u64 %now, %globaltimer;
+setp.lt.u64 %more, %now, %end;
+@%more bra AGAIN;
+ret;
+}
+"""
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 class Skipped(Exception):
@@ -225,6 +246,10 @@ class Checks:
                 assert program.stdout is not None
                 program.stdout.readline()
                 stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
+            light = self.program(self.bare()).start()
+            module = light.do("cuModuleLoadData", OUT, "text:" + EMPTY_KERNEL)
+            kernel = light.do("cuModuleGetFunction", OUT, module, "text:nothing")
+            launch = ("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
             for half in range(6):
                 events.append((time.time(), half % 2 == 0))
                 for program in programs:
@@ -232,11 +257,14 @@ class Checks:
                         program.send_signal(signal.SIGCONT)
                     else:
                         stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
+                light.calls(*[launch] * LIGHT_LAUNCHES)
                 self.ask_about_work(device, answers)
             for program in programs:
                 program.kill()
         pids = [program.pid for program in programs]
-        self.waves.append({"pids": pids, "events": events, "answers": answers})
+        wave = {"pids": pids, "light": light.pid, "events": events, "answers": answers}
+        self.waves.append(wave)
+        light.kill()
         cost_ms = statistics.median(answer[2] for answer in answers) * 1000
         stamps = sorted({stamp for answer in answers for _, stamp, _ in answer[4]})
         assert stamps, "NVML has no samples of processes"
@@ -247,7 +275,8 @@ class Checks:
         listed = {pid for answer in answers for pid, *_ in answer[4]}
         return (
             f"seen after {lag:.2f} s, a stamp each {period:.2f} s, {cost_ms:.1f} ms a question, "
-            f"{len(listed & set(pids))} of {processes} by their own pids"
+            f"{len(listed & set(pids))} of {processes} by their own pids, "
+            f"one with little work {'too' if light.pid in listed else 'never'}"
         )
 
     def ask_about_work(self, device: Any, answers: list[Any]) -> None:
@@ -468,6 +497,39 @@ class Checks:
         assert mean <= 65, f"{mean:.0f} %"
         return f"{mean:.0f} %"
 
+    def waiting_launches(self) -> str:
+        """A launch behind a long kernel is made after ten seconds at the latest."""
+        longest_s = 0.0
+        with self.limited(memory=None, sm=10) as (env, _):
+            program = self.program(env).start()
+            module = program.do("cuModuleLoadData", OUT, "text:" + LONG_KERNEL)
+            kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_8000ms")
+            for _ in range(2):
+                begun_s = time.monotonic()
+                program.do("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+                longest_s = max(longest_s, time.monotonic() - begun_s)
+        assert longest_s < 12, f"{longest_s:.1f} s"
+        return f"{longest_s:.1f} s"
+
+    def own_pids(self) -> str:
+        """Two programs in a pid namespace of their own are held, or say that they are not."""
+        if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode != 0:
+            raise Skipped("no new pid namespace")
+        busy = f"{self.built('busy')} kernel busy_1ms 1 20 0"
+        with self.limited(memory=None, sm=50) as (env, _):
+            command = [*UNSHARE, "sh", "-c", f"{busy} & {busy} & wait"]
+            with subprocess.Popen(
+                command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ) as programs:
+                time.sleep(8)
+                mean = self.mean_utilisation()
+                programs.kill()
+                _, said = programs.communicate()
+        if "cannot be held" in said:
+            return f"{mean:.0f} %, and a message"
+        assert mean <= 65, f"{mean:.0f} %, and no message"
+        return f"{mean:.0f} %"
+
     def mean_utilisation(self) -> float:
         """The GPU's own figure, over some seconds from now on."""
         pynvml.nvmlInit()
@@ -557,6 +619,8 @@ class Checks:
             # A charge takes the region's lock and wakes a waiter: one call of the kernel.
             "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 1000),
             "SM limit beside a stopped program": self.stopped_sampler,
+            "SM limit in a pid namespace": self.own_pids,
+            "launches behind a long kernel": self.waiting_launches,
         }
         for style in ("kernel", "graph"):
             for limit in (100, 50, 25):
