@@ -24,7 +24,6 @@ _MOST_BYTES = 8 << 20
 # Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.
 _POLL_S = 0.5
 # A process that starts a program has its environment after microseconds, on a busy machine later.
-_STARTING_S = 0.001
 _STARTING_READS = 1000
 
 
@@ -49,18 +48,13 @@ def read_start(path: str) -> bytes:
 
 def _environment_of(name: str) -> bytes:
     """Read a process's environment; the kernel shows none while it starts a program."""
-    is_started = False
+    environment, command, maps = (f"/proc/{name}/{each}" for each in ("environ", "cmdline", "maps"))
     for _ in range(_STARTING_READS):
-        found = read_start(f"/proc/{name}/environ")
-        if found or is_started:
+        # Kernel threads and processes that have ended have no mappings.
+        if read_start(environment) or read_start(command) or not read_start(maps):
             break
-        is_started = bool(read_start(f"/proc/{name}/cmdline"))
-        if not is_started:
-            # Kernel threads and processes that have ended have no mappings.
-            if not read_start(f"/proc/{name}/maps"):
-                break
-            time.sleep(_STARTING_S)
-    return found
+        time.sleep(0.001)
+    return read_start(environment)
 
 
 def users(directory: str) -> list[int]:
@@ -78,9 +72,8 @@ def users(directory: str) -> list[int]:
         if name.isdecimal() and int(name) != os.getpid():
             # Gone, or of a user who cannot enter the directory.
             with contextlib.suppress(OSError):
-                maps = b""
-                if not (is_named := named.search(_environment_of(name))):
-                    maps = read_start(f"/proc/{name}/maps")
+                is_named = named.search(_environment_of(name))
+                maps = read_start(f"/proc/{name}/maps")
                 is_cut = len(maps) == _MOST_BYTES
                 if is_named or (b"/libcuda" in maps and (is_cut or mapped.search(maps))):
                     found.append(int(name))
