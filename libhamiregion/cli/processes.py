@@ -13,7 +13,6 @@ import click
 
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import NvmlState, node_processes
-from libhamiregion.observation.containers import KnownNames
 from libhamiregion.text import count_text, printable
 
 from . import options
@@ -271,8 +270,7 @@ def _chosen(
     for process in processes:
         owner = process.owner
         if owner is not process.container and owner.container_id is not None:
-            known = KnownNames(observation.names.get(owner.container_id.id))
-            owner = attrs.evolve(owner, names=known)
+            owner = attrs.evolve(owner, pod_name=observation.names.get(owner.container_id.id))
         if not view.selector.matches(owner):
             continue
         row = _process_row(owner, process)

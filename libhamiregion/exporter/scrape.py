@@ -162,7 +162,7 @@ class RowTexts:
         labels = {}
         known = {} if before is None else before.labels
         for each in observation.all_containers:
-            # Kubelet forgets a pod before its directory goes.
+            # A pod keeps its names.
             name = known.get(each) if each.claim_uid is None else None
             labels[each] = name if name and name.namespace else ContainerLabels.of(each)
         hidden = dict.fromkeys(hidden_by_others(labels), SAME_NAMES)

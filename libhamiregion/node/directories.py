@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.region import Region
 
-    from .names import NodeNames
     from .roots import Roots, Stamp
 
 #: How the name of a region's file ends.
@@ -89,12 +88,10 @@ class RootContainers:
 
     Args:
         roots: The roots.
-        names: Names containers.
     """
 
-    def __init__(self, roots: Roots, names: NodeNames) -> None:
+    def __init__(self, roots: Roots) -> None:
         self._roots = roots
-        self._names = names
         self._scans: dict[str, DirectoryScan] = {}
         self._directories: Mapping[str, Mapping[str, str]] = {}
         # None if something has changed since.
@@ -132,7 +129,7 @@ class RootContainers:
             before = self._scans.get(directory)
             if before is not None and not before.has_changed(failed):
                 continue
-            scan = scan_directory(directory, fields, before, self._names)
+            scan = scan_directory(directory, fields, before)
             if scan and before and is_unchanged(before.container, scan.container):
                 self._scans[directory] = attrs.evolve(scan, container=before.container)
                 continue
@@ -145,7 +142,7 @@ class RootContainers:
         """Put a container in the place of another one, if that one is still there."""
         directory = container.directory or ""
         scan = self._scans.get(directory)
-        if scan is not None and scan.container is container:
+        if named is not container and scan is not None and scan.container is container:
             self._containers = None
             self._scans[directory] = attrs.evolve(scan, container=named)
 
@@ -156,7 +153,7 @@ class RootContainers:
 
 
 def scan_directory(
-    directory: str, fields: Mapping[str, str], before: DirectoryScan | None, names: NodeNames
+    directory: str, fields: Mapping[str, str], before: DirectoryScan | None
 ) -> DirectoryScan | None:
     """Find a container's region, or why there is none. The newest file that is a region counts.
 
@@ -165,7 +162,6 @@ def scan_directory(
         fields: Attributes of the container, as `read_name` reads them from the directory's name.
         before: The last scan; its open region is kept if it is still good, and is the caller's to
             close if not.
-        names: Names the container.
 
     Returns:
         The scan; None if there is no such directory.
@@ -173,7 +169,7 @@ def scan_directory(
     kept = None if before is None else before.container.region
     if kept is not None and not (is_current(kept) and is_readable(kept)):
         kept = None
-    container = Container(**fields, directory=directory, names=names)  # type: ignore[arg-type]
+    container = Container(**fields, directory=directory)  # type: ignore[arg-type]
     try:
         stamp, files, is_cut = list_directory(directory)
     except OSError as error:

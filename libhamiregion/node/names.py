@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.errors import PathLike
+    from libhamiregion.observation.containers import Container
 
     from .roots import Stamp
 
@@ -142,6 +143,24 @@ class NodeNames:
                 self._docker_names.clear()
             self._docker_names[container_id] = known
         return self._docker_names[container_id]
+
+
+def with_names(names: NodeNames, container: Container) -> Container:
+    """Return a container with its names, the same object if they are as before.
+
+    A pod keeps its name, also when kubelet forgets the pod before its directory goes.
+    """
+    name, claim = container.pod_name, None
+    if container.claim_uid is not None:
+        claim = names.resolve_claim(container.claim_uid)
+        name = None if claim is None else claim.pod_name
+    elif name is None:
+        id_ = None if container.container_id is None else container.container_id.id
+        own = container.used_by or container.directory_name
+        name = names.resolve(container.pod_uid, own, id_)
+    if (name, claim) == (container.pod_name, container.claim):
+        return container
+    return attrs.evolve(container, pod_name=name, claim=claim)
 
 
 def kubelet_claims(proc: PathLike = "/proc") -> str:

@@ -22,7 +22,7 @@ from libhamiregion.region_set import RegionSet
 
 from .allocations import by_directory, device_checkpoint, kubelet_devices
 from .directories import RootContainers
-from .names import NodeNames, kubelet_claims
+from .names import NodeNames, kubelet_claims, with_names
 from .outside import OutsideRegions, mapped_regions, resolve
 from .processes import ProcessTable
 from .roots import Roots
@@ -120,7 +120,7 @@ class Node:
         self.looks_outside = outside
         self.processes = ProcessTable(proc)
         self._allocations = device_checkpoint(os.fspath(allocations or kubelet_devices(proc)))
-        self._inside = RootContainers(self._roots, self.names)
+        self._inside = RootContainers(self._roots)
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
         # What `allocations` were, and the same by pod and name of the directory.
@@ -264,6 +264,8 @@ class Node:
             try:
                 self._inside.scan(failed)
                 self._name_by_allocation()
+                for each in self._inside.containers:
+                    self._inside.replace(each, with_names(self.names, each))
                 if processes and self.looks_outside:
                     self._outside.scan(self._identities(), self._inside.files())
             finally:
@@ -347,7 +349,7 @@ class Node:
                     container = snapshot.containers[row]
                     used_by = self._user_of(container, found)
                     if used_by != container.used_by:
-                        self._inside.replace(container, attrs.evolve(container, used_by=used_by))
+                        self._rename(container, used_by)
                 self._mark_removed(snapshot)
                 self._take_over()
             return states
@@ -414,8 +416,13 @@ class Node:
         for each in self._inside.containers:
             given = self._given_to(each)
             if given is not None and given != (each.used_by or each.directory_name):
-                self._inside.replace(each, attrs.evolve(each, used_by=given))
+                self._rename(each, given)
         self._named_by = allocations, self._inside.containers
+
+    def _rename(self, container: Container, used_by: str | None) -> None:
+        """Name a container after another one that uses its region."""
+        user = attrs.evolve(container, used_by=used_by, pod_name=None)
+        self._inside.replace(container, with_names(self.names, user))
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         """Return a snapshot with what `slots` has found out since: names, and files removed.

@@ -19,6 +19,7 @@ from libhamiregion.region import open_region
 
 from . import procfs
 from .directories import is_readable
+from .names import with_names
 from .procfs import Gone
 from .workers import Blocked
 
@@ -217,7 +218,7 @@ class OutsideRegions:
                 container = self._open(now)
                 if known is None or region is not None or known.missing != container.missing:
                     known = container
-            found[each.identity] = known
+            found[each.identity] = with_names(self._names, known)
         self._found = found
 
     def open(self, container: Container) -> Region | None:
@@ -230,7 +231,7 @@ class OutsideRegions:
         if container not in self._found.values():
             return None
         for mapped in mapped_regions(self._table.view):
-            if self._found.get(mapped.identity) is container:
+            if self._found.get(mapped.identity) == container:
                 return open_mapped(self._table, resolve(self._table, mapped), writable=True)
         path = str(container.path_in_namespace)
         raise RegionStale(f"no process maps {path!r} any more", path=path)
@@ -256,5 +257,4 @@ class OutsideRegions:
             identity=None if region is None else mapped.identity,
             missing=missing,
             pids=mapped.pids,
-            names=self._names,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -68,42 +68,6 @@ class MissingRegion:
     message: str
 
 
-class Names(Protocol):
-    """Names containers and claims."""
-
-    def resolve(
-        self,
-        pod_uid: str | None,
-        container_name: str | None = None,
-        container_id: str | None = None,
-    ) -> PodName | None:
-        """Name a container."""
-
-    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
-        """Name a resource claim."""
-
-
-@attrs.frozen
-class KnownNames:
-    """The names of one container, as they were.
-
-    Attributes:
-        name: Of its pod.
-        claim: Of its claim.
-    """
-
-    name: PodName | None = None
-    claim: ClaimName | None = None
-
-    def resolve(self, *_: object) -> PodName | None:
-        """Name the container."""
-        return self.name
-
-    def resolve_claim(self, _: str) -> ClaimName | None:
-        """Name its resource claim."""
-        return self.claim
-
-
 @attrs.frozen(cache_hash=True)
 class Container:
     """A container of the node. Compares by its place and its region's file.
@@ -132,6 +96,9 @@ class Container:
         identity: Device and inode of the region's file as maps prints them; None without a region.
         used_by: The name of the container whose processes use the region, where that has been
             proved to be another one of the pod than the directory says; else None.
+        pod_name: The names of its pod; None if no file of the node has them. A claim's name is in
+            the container's place, and ``pod`` is the only pod that holds the claim.
+        claim: The claim's names and its pods; None if they are not known, or there is no claim.
     """
 
     pod_uid: str | None = None
@@ -148,40 +115,18 @@ class Container:
     claim_uid: str | None = None
     used_by: str | None = None
     identity: FileIdentity | None = None
-    _names: Names | None = attrs.field(default=None, eq=False, repr=False)
-
-    @property
-    def pod_name(self) -> PodName | None:
-        """The names of its pod; None if no file of the node has them.
-
-        A claim's name is in the container's place; ``pod`` is the only pod that holds the claim.
-        """
-        if self._names is None:
-            return None
-        if self.claim_uid is not None:
-            claim = self.claim
-            return None if claim is None else claim.pod_name
-        id_ = None if self.container_id is None else self.container_id.id
-        return self._names.resolve(self.pod_uid, self.used_by or self.directory_name, id_)
-
-    @property
-    def claim(self) -> ClaimName | None:
-        """The claim's names and its pods; None if it is not known, or there is no claim."""
-        if self._names is None or self.claim_uid is None:
-            return None
-        return self._names.resolve_claim(self.claim_uid)
+    pod_name: PodName | None = attrs.field(default=None, eq=False)
+    claim: ClaimName | None = attrs.field(default=None, eq=False)
 
     @property
     def namespace(self) -> str | None:
         """The namespace of its pod; None if that is not known."""
-        name = self.pod_name
-        return None if name is None else name.namespace
+        return None if self.pod_name is None else self.pod_name.namespace
 
     @property
     def pod(self) -> str | None:
         """The name of its pod; None if that is not known."""
-        name = self.pod_name
-        return None if name is None else name.pod
+        return None if self.pod_name is None else self.pod_name.pod
 
     @property
     def name(self) -> str | None:
@@ -191,8 +136,7 @@ class Container:
         """
         if self.directory_name is not None:
             return self.used_by or self.directory_name
-        name = self.pod_name
-        return self.claim_uid if name is None else name.container
+        return self.claim_uid if self.pod_name is None else self.pod_name.container
 
 
 _REASONS = {

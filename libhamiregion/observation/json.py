@@ -31,7 +31,7 @@ from libhamiregion.units import EnvironmentLimits
 
 from . import containers as containers_module
 from . import driver, evidence, model, names, processes, share
-from .containers import Container, KnownNames, MissingRegion
+from .containers import Container, MissingRegion
 from .driver import FIGURES, NvmlDevice, NvmlSample, ProcessColumns
 from .evidence import LostFile
 from .model import Gap, Observation
@@ -64,8 +64,8 @@ _TEXT_LIMIT = 1 << 16
 _EXACT = 1 << 53
 _NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
 _TABLES = ("regions", "devices", "processes", "usages")
-# Live parts of a container, which no document has.
-_LEFT_OUT = {"region", "_names"}
+# The live part of a container, which no document has.
+_LEFT_OUT = {"region"}
 _SENTENCE = "(redacted)"
 
 
@@ -228,7 +228,7 @@ class _Writer:
         written = {
             "schema": SCHEMA,
             "version": __version__,
-            "containers": [self._container(each) for each in seen.all_containers],
+            "containers": [self._attributes(each) for each in seen.all_containers],
             **self._attributes(seen),
         }
         # Last: all of them are known by now.
@@ -272,11 +272,6 @@ class _Writer:
                     here = 0 if isinstance(value, HostProcess) and field.name == "uid" else here
                 found[field.name] = self.plain(here)
         return found
-
-    def _container(self, container: Container) -> dict[str, Any]:
-        name, claim = container.pod_name, container.claim
-        known = {"pod_name": self.plain(name), "claim": self.plain(claim)}
-        return {**self._attributes(container), **known}
 
     def _secret(self, kind: str, text: str | None) -> Any:
         return text if text is None or self._redactor is None else self._redactor.text(kind, text)
@@ -329,7 +324,7 @@ _NAMES: dict[str, Any] = {
 }
 _NAMES.update({"Mapping": collections.abc.Mapping, "MappingOf": collections.abc.Mapping})
 _NAMES.update({"Sequence": collections.abc.Sequence, "EnvironmentLimits": EnvironmentLimits})
-_NAMES.update(dict.fromkeys(("Region", "Names", "RegionError"), object))
+_NAMES.update(dict.fromkeys(("Region", "RegionError"), object))
 
 
 @functools.cache
@@ -355,7 +350,9 @@ class _Reader:
         self._processes = [
             self._attributes(HostProcess, each) for each in _list(raw.get("host_processes"))
         ]
-        self._containers = [self._container(each) for each in _list(raw.get("containers"))]
+        self._containers = [
+            self._attributes(Container, each) for each in _list(raw.get("containers"))
+        ]
         found: Observation = self._attributes(Observation, raw)
         table = found.table
         _checked(len(found.containers) == len(table), "containers")
@@ -424,27 +421,20 @@ class _Reader:
         _checked(len(items) == len(kinds), raw)
         return make(self.value(kind, each) for kind, each in zip(kinds, items, strict=True))
 
-    def _attributes(self, kind: type, raw: Any, **more: Any) -> Any:
+    def _attributes(self, kind: type, raw: Any) -> Any:
         raw, given = _dict(raw), {}
         for name, (hint, is_required) in _fields_of(kind).items():
             if name in raw:
                 given[name] = self.value(hint, raw[name])
             elif is_required:
                 raise DocumentError(f"{kind.__name__} without {name}")
-        made = kind(**given, **more)
+        made = kind(**given)
         if isinstance(made, HostProcess):
             _checked(bool(made.ns_pids), "a process without a pid")
         elif isinstance(made, ProcessColumns):
             lengths = {len(getattr(made, each)) for each in ("pids", *FIGURES)}
             _checked(len(lengths) == 1, "columns of several lengths")
         return made
-
-    def _container(self, raw: Any) -> Container:
-        raw = _dict(raw)
-        name = self.value(PodName | None, raw.get("pod_name"))
-        claim = self.value(ClaimName | None, raw.get("claim"))
-        found: Container = self._attributes(Container, raw, names=KnownNames(name, claim))
-        return found
 
     def _view(self, raw: dict[str, Any]) -> ProcessView:
         entries = {}

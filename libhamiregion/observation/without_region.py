@@ -21,7 +21,6 @@ from .containers import (
     UNREADABLE,
     WHOLE_GPU,
     Container,
-    KnownNames,
 )
 from .driver import NvmlState
 from .pairing import driver_gap
@@ -91,15 +90,17 @@ def explained(observation: Observation) -> NodeSnapshot:
         is_shared = any(users.uuids & other.uuids for other in used.values() if other != users)
         missing = _reason(users, observation, container, of_it, is_shared=is_shared)
         if container.missing == NO_FILE:
-            now = attrs.evolve(container, container_id=users.id, missing=missing)
-            found[container] = now
+            name = observation.names.get(users.id.id, container.pod_name)
+            found[container] = attrs.evolve(
+                container, container_id=users.id, missing=missing, pod_name=name
+            )
     named = {allocation_key(each) for each in (*snapshot.containers, *found.values())}
     pods = {each.pod_uid for each in observation.processes}
     for key, of_it in given.items():
         # Entries of ended pods stay in the checkpoint for a while.
         if key not in named and of_it[0].pod_uid in pods:
-            names = KnownNames(observation.names.get(key))
-            made = Container(of_it[0].pod_uid, of_it[0].container, missing=NO_FILE, names=names)
+            uid, own, name = of_it[0].pod_uid, of_it[0].container, observation.names.get(key)
+            made = Container(uid, own, missing=NO_FILE, pod_name=name)
             found[made] = made
     for container, now in found.items():
         if now.missing == NO_FILE and container not in ambiguous:
@@ -148,9 +149,8 @@ def _sum(figures: Iterable[int | None]) -> int | None:
 def _made(observation: Observation, id_: ContainerId) -> Container:
     """A container that has no directory."""
     name = observation.names.get(id_.id)
-    names = KnownNames(name)
     own = None if name is None else name.container
-    return Container(id_.pod_uid, own, container_id=id_, missing=NO_FILE, names=names)
+    return Container(id_.pod_uid, own, container_id=id_, missing=NO_FILE, pod_name=name)
 
 
 def allocation_key(container: Container) -> str:

@@ -19,7 +19,7 @@ from libhamiregion.cli.names import (
     unknown_name,
 )
 from libhamiregion.cli.tables import Table
-from libhamiregion.observation.containers import Container, KnownNames
+from libhamiregion.observation.containers import Container
 from libhamiregion.observation.names import ClaimName, ContainerId, PodName
 from libhamiregion.testing import FakeNode
 
@@ -36,7 +36,8 @@ IDS = st.sampled_from(["a" * 64, "b" * 64, "c" * 64])
 def container(
     at: int, pod_uid: str | None, name: str, known: PodName | None, id_: str | None, claim: bool
 ) -> Container:
-    claim_name = None if known is None else ClaimName(known.namespace or "", name, ("a", "b"))
+    holders = ("a", "b")
+    named = ClaimName(known.namespace or "", name, holders) if claim and known else None
     return Container(
         pod_uid=None if claim else pod_uid,
         directory_name=None if claim or id_ else name,
@@ -44,7 +45,8 @@ def container(
         region_path=f"/vgpu/{at}/a.cache",
         container_id=ContainerId(id_, pod_uid) if id_ else None,
         claim_uid=f"{at}" * 8 if claim else None,
-        names=KnownNames(known, claim_name),
+        pod_name=(named and named.pod_name) if claim else known,
+        claim=named,
     )
 
 

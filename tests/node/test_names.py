@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -260,6 +261,23 @@ def test_a_claim_that_no_file_names_goes_by_its_uid(files: KubeletFiles, tmp_pat
         assert (found.namespace, found.pod, found.name) == (None, None, CLAIM)
         assert node.select(container=CLAIM) == (found,)
         assert node.select(pod="*", allow_unnamed=True) == ()
+
+
+def test_a_pod_is_named_once_kubelet_knows_it_and_keeps_its_name(
+    files: NodeFiles, tmp_path: Path
+) -> None:
+    root = Root(tmp_path / "containers")
+    root.region()
+    with Node(root, names=files.names()) as node:
+        refresh(node)
+        found = only(node)
+        assert (found.pod_name, found.name) == (None, found.directory_name)
+        files.pod(str(found.pod_uid), "late-0", "train")
+        refresh(node)
+        assert (only(node).namespace, only(node).pod) == ("research", "late-0")
+        shutil.rmtree(files.pods)
+        refresh(node)
+        assert only(node).pod == "late-0"
 
 
 def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(

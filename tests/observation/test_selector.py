@@ -48,7 +48,7 @@ def test_a_container_is_chosen_where_every_pattern_matches() -> None:
         (Selector(device="GPU-*"), True),
     ]:
         assert selector.matches_container(INSIDE, NAME) is chosen
-        assert selector.matches(attrs.evolve(INSIDE, names=Named())) is chosen
+        assert selector.matches(attrs.evolve(INSIDE, pod_name=NAME)) is chosen
 
 
 def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from libhamiregion.node import ClaimName, Container, NodeNames
+from libhamiregion.node import ClaimName, Container, PodName
 from libhamiregion.services.events import Event, EventReporter, container_label
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -64,28 +62,18 @@ def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
     assert container_label(Container(None, None, None)) == "a region outside the roots"
 
 
-def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
-    tmp_path: Path,
-) -> None:
+def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid() -> None:
     known, unknown = (str(uuid.uuid4()) for _ in range(2))
-    (tmp_path / f"research_bert-0_{known}" / "train").mkdir(parents=True)
-    names = NodeNames(tmp_path)
-
-    class Claims(NodeNames):
-        """Knows one claim, and two pods that hold it."""
-
-        def resolve_claim(self, claim_uid: str) -> ClaimName | None:
-            found = ClaimName("research", "shared", ("bert-0", "bert-1"))
-            return found if claim_uid == known else None
-
+    name = PodName("research", "bert-0", "train")
+    claim = ClaimName("research", "shared", ("bert-0", "bert-1"))
     said: list[Event] = []
     reporter = EventReporter("task", said.append)
     for container in (
-        Container(known, "train", f"/roots/{known}_train", names=names),
-        Container(unknown, "train", f"/roots/{unknown}_train", names=names),
-        Container(known, region_path="/proc/7/map_files/1", path_in_namespace="/a", names=names),
-        Container(claim_uid=known, directory="/claims/a", names=Claims()),
-        Container(claim_uid=unknown, directory="/claims/b", names=Claims()),
+        Container(known, "train", f"/roots/{known}_train", pod_name=name),
+        Container(unknown, "train", f"/roots/{unknown}_train"),
+        Container(known, region_path="/proc/7/map_files/1", path_in_namespace="/a", pod_name=name),
+        Container(claim_uid=known, directory="/claims/a", pod_name=claim.pod_name, claim=claim),
+        Container(claim_uid=unknown, directory="/claims/b"),
     ):
         reporter.emit("repaired", "so", container, figure=1)
     assert [(each.message, each.container, each.detail.get("pod")) for each in said] == [
@@ -98,7 +86,7 @@ def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
     assert all(each.detail["figure"] == 1 for each in said)
     # Others are joined by it: a long one is whole.
     pod, uid = "a" * 180, str(uuid.uuid4())
-    (tmp_path / f"research_{pod}_{uid}" / "train").mkdir(parents=True)
-    container = Container(uid, "train", f"/roots/{uid}_train", names=NodeNames(tmp_path))
+    long = PodName("research", pod, "train")
+    container = Container(uid, "train", f"/roots/{uid}_train", pod_name=long)
     reporter.emit("repaired", "so", container)
     assert said[-1].detail["pod"] == f"research/{pod}"
