@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.model import Observation
-    from libhamiregion.observation.rows import Join, NodeProcess
+    from libhamiregion.observation.rows import NodeProcess
 
     from .context import DoctorContext
     from .findings import Finding
@@ -37,17 +36,7 @@ _ADVICE = {
 
 def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
     """Containers that use GPUs, were given a share, and are not limited."""
-    if context.join is not None:
-        yield from not_limited(context.observation, context.join)
-
-
-def not_limited(observation: Observation, join: Join) -> Iterator[Finding]:
-    """Find the containers whose share no libvgpu holds.
-
-    Args:
-        observation: The node.
-        join: Of that observation.
-    """
+    observation, join = context.observation, context.slots_join
     users: defaultdict[Container, list[NodeProcess]] = defaultdict(list)
     for row in join.uncounted:
         if row.container is not None and row.container.missing == NOT_LIMITED:

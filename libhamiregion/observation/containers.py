@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .processes import FileIdentity
 
 
+#: The region's name where the container makes its own directory: on nodes of the KAI scheduler.
+MADE_BY_CONTAINER = "/usage.cache"
+
+
 class MissingReason(enum.Enum):
     """Why a container has no region that can be read."""
 

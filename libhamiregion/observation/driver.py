@@ -165,6 +165,8 @@ class NvmlProcess:
     dec_util_percent: int | None
 
 
+# No process has this pid.
+_NO_PID = -1
 #: Names of the columns that hold figures.
 FIGURES = (
     *("memory_used_bytes", "sm_util_percent", "memory_util_percent"),
@@ -290,6 +292,10 @@ class NvmlSample:
             for each in self.columns
             if each.device_uuid not in without and pid in each.rows
         )
+
+    def unlisted(self, device_uuid: str) -> NvmlProcess | None:
+        """Return the usage by any process that is not on a device's list; None if not known."""
+        return self.process(device_uuid, _NO_PID)
 
     def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
         """Return a process's usage of a GPU or MIG device; None if nothing is known.

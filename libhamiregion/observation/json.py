@@ -31,11 +31,11 @@ from libhamiregion.units import EnvironmentLimits
 
 from . import containers as containers_module
 from . import driver, evidence, model, names, processes, share
-from .containers import Container, MissingRegion
+from .containers import MADE_BY_CONTAINER, Container, MissingRegion
 from .driver import FIGURES, NvmlDevice, NvmlSample, ProcessColumns
 from .evidence import LostFile
 from .model import Gap, Observation
-from .names import ClaimName, ContainerId, PodName
+from .names import ClaimName, ContainerId, PodName, is_pod_uid
 from .processes import (
     SLOT_STATES,
     Entry,
@@ -44,6 +44,7 @@ from .processes import (
     Mapping,
     ProcessGap,
     ProcessView,
+    monitor_in,
 )
 from .share import Allocation
 from .stored_table import UUID_BYTES, StoredTable
@@ -183,18 +184,40 @@ _SECRETS: dict[tuple[type, str], str] = {
 }
 
 
+# Reasons that name nothing.
+_OWN_SENTENCES = {
+    each.message for each in vars(containers_module).values() if isinstance(each, MissingRegion)
+}
+
+
 class _Redactor:
-    """Gives each text of a kind a number, by its first appearance."""
+    """Gives each text of a kind a number, by its first appearance.
+
+    What findings depend on stays: own sentences, the form of a pod's UID, that a device is of MIG,
+    its index in CUDA_VISIBLE_DEVICES, and the names of monitors and of the regions that containers
+    make themselves.
+    """
 
     def __init__(self) -> None:
-        self._known: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self._known: defaultdict[str, dict[str, int]] = defaultdict(dict)
 
     def text(self, kind: str, text: str) -> str:
         """Return what takes a text's place; a sentence has no kind."""
         if not kind:
-            return _SENTENCE
+            return text if text in _OWN_SENTENCES else _SENTENCE
+        if kind == "devices":
+            words = [each.strip() for each in text.split(",")]
+            return ",".join(
+                each if _NUMBER.match(each) else self.text("GPU", each) for each in words
+            )
         known = self._known[kind]
-        return known.setdefault(text, f"{kind}-{len(known) + 1}")
+        number = known.setdefault(text, len(known) + 1)
+        if kind == "pod-uid" and is_pod_uid(text):
+            return f"00000000-0000-0000-0000-{number:012}"
+        if kind == "command" and (monitor := monitor_in(text)) is not None:
+            return monitor
+        end = MADE_BY_CONTAINER if kind == "path" and text.endswith(MADE_BY_CONTAINER) else ""
+        return f"{'MIG' if text.startswith('MIG-') else kind}-{number}{end}"
 
     def field(self, owner: type, name: str, value: Any) -> Any:
         """Return what takes the place of an attribute."""
@@ -307,21 +330,8 @@ class _Writer:
 # ---- reading ------------------------------------------------------------------------------------
 
 # The names in annotations that are imported for type checkers alone.
-_NAMES: dict[str, Any] = {
-    name: each
-    for module in (
-        lock,
-        tables,
-        names,
-        containers_module,
-        share,
-        driver,
-        processes,
-        evidence,
-        model,
-    )
-    for name, each in vars(module).items()
-}
+_MODULES = lock, tables, names, containers_module, share, driver, processes, evidence, model
+_NAMES: dict[str, Any] = {name: each for at in _MODULES for name, each in vars(at).items()}
 _NAMES.update({"Mapping": collections.abc.Mapping, "MappingOf": collections.abc.Mapping})
 _NAMES.update({"Sequence": collections.abc.Sequence, "EnvironmentLimits": EnvironmentLimits})
 _NAMES.update(dict.fromkeys(("Region", "RegionError"), object))

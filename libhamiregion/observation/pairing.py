@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: In a column of rows: there is none.
 NO_ROW: Final = 0xFFFFFFFF
-# No process has this pid: the driver's answer for it is that for any process that it does not list.
-_NO_PID: Final = -1
 
 
 def driver_gap(processes: ProcessView, sample: NvmlSample | None) -> str | None:
@@ -131,7 +129,7 @@ class Pairing:
         columns = () if sample is None else sample.columns
         self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
         self._idle = {
-            uuid: None if sample is None else sample.process(uuid, _NO_PID)
+            uuid: None if sample is None else sample.unlisted(uuid)
             for uuid in {**self._columns, **self.index.by_uuid}
         }
         self.rows_of_pairs = self._find_rows()

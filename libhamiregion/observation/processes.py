@@ -65,9 +65,15 @@ class HostProcess:
         return None if self.container is None else self.container.pod_uid
 
 
+def monitor_in(command: str) -> str | None:
+    """The name of HAMi's monitor, or of volcano-vgpu's, if a command line begins with it."""
+    program = command.partition(" ")[0].rpartition("/")[2]
+    return program if program in MONITOR_NAMES else None
+
+
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
-    return process.command.partition(" ")[0].rpartition("/")[2] in MONITOR_NAMES
+    return monitor_in(process.command) is not None
 
 
 @attrs.frozen
@@ -452,11 +458,6 @@ class RegionProcesses:
     def slots(self) -> tuple[SlotMatch, ...]:
         """One entry per pid of `pids`, in their order."""
         return tuple(SlotMatch(pid, self.state(pid), self.alive.get(pid)) for pid in self.pids)
-
-    @property
-    def host_pids(self) -> dict[int, int]:
-        """Pid in the slot -> pid in /proc, of those that are alive."""
-        return {pid: process.pid for pid, process in self.alive.items()}
 
 
 @attrs.frozen

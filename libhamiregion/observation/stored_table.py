@@ -24,6 +24,8 @@ from libhamiregion.tables import (
 )
 from libhamiregion.units import sm_limit_or_none
 
+from .figures import LARGEST
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -32,10 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Columns)
 
 UUID_BYTES: Final[int] = lib.HR_UUID_BYTES
-_FIGURES = (
-    *("memory_used_bytes", "memory_context_bytes", "memory_module_bytes", "memory_data_bytes"),
-    *("memory_monitor_bytes", "sm_util_percent", "enc_util_percent", "dec_util_percent"),
-)
 
 
 class StoredTable(RegionTable):
@@ -168,7 +166,7 @@ class StoredTable(RegionTable):
                 uuid=devices.uuid(row),
                 memory_limit_bytes=devices.memory_limit_bytes[row] or None,
                 sm_limit_percent=sm_limit_or_none(devices.sm_limit_percent[row]),
-                **{name: getattr(devices, name)[row] for name in _FIGURES},
+                **{name: getattr(devices, name)[row] for name in LARGEST},
             )
 
     def _processes(self, region: int) -> Iterator[ProcessUsage]:
@@ -186,7 +184,7 @@ class StoredTable(RegionTable):
             )
 
     def _usage(self, row: int) -> ProcessDeviceUsage:
-        figures = {name: getattr(self.usages, name)[row] for name in _FIGURES}
+        figures = {name: getattr(self.usages, name)[row] for name in LARGEST}
         return ProcessDeviceUsage(index=self.usages.device[row], **figures)
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     #: Memory in bytes and SM in percent; None is not known.
     DriverFigures = tuple[int | None, int | None]
 
-# The driver's answer for it is that for any process that it does not list.
-_NO_PID = -1
 _MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 
 
@@ -128,7 +126,7 @@ def figures_without_region(join: Join) -> dict[tuple[Container, str], DriverFigu
     given = {each.key: each.uuids for each in observation.allocations or ()}
     for container in missing:
         for uuid in given.get(allocation_key(container), ()):
-            absent = sample.process(uuid, _NO_PID)
+            absent = sample.unlisted(uuid)
             if absent is not None:
                 found[container, uuid].append((absent.memory_used_bytes, absent.sm_util_percent))
     return {

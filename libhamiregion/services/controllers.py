@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
+from libhamiregion.observation.containers import MADE_BY_CONTAINER
 from libhamiregion.observation.processes import is_monitor
 from libhamiregion.text import printable
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
 
 _COMMAND_LIMIT = 60
-# The region's name where the container makes its own directory: on nodes of the KAI scheduler.
-_MADE_BY_CONTAINER = "/usage.cache"
 
 Evidence: TypeAlias = Literal["name", "mapping", "lock", "hidden"]
 
@@ -69,7 +68,7 @@ def find_monitors(
             candidates.append((process, files))
     regions = region_files(containers) if candidates else {}
     # Here containers make their own directories, in any pod's name.
-    shared = any((each.region_path or "").endswith(_MADE_BY_CONTAINER) for each in regions.values())
+    shared = any((each.region_path or "").endswith(MADE_BY_CONTAINER) for each in regions.values())
     found = []
     for process, files in candidates:
         owners = {

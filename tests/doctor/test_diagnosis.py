@@ -7,8 +7,10 @@ from support.doctor_node import DoctorNode
 from support.doctor_scene_table import SCENES, Expected
 from support.node_scene import SceneContainer
 
-from libhamiregion.doctor import Finding, FindingKind
+from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.repairs import ORDER
+from libhamiregion.node import Observer
+from libhamiregion.observation.json import from_json, to_json
 
 pytestmark = needs_namespaces
 
@@ -59,6 +61,9 @@ def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: Docto
     scene.make(doctor_node)
     found = doctor_node.undisturbed_findings()
     assert [each.kind for each in found] == [each.kind for each in scene.found], found
+    seen = Observer.for_command(doctor_node.node).observe()
+    redacted = from_json(to_json(seen, redact=True))
+    assert [each.kind for each in diagnose(redacted)] == [each.kind for each in diagnose(seen)]
     places = doctor_node.containers
     assert scene.found == tuple(
         compared(each, expected, places) for each, expected in zip(found, scene.found, strict=True)

@@ -9,6 +9,8 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import seen_node
+from support.agent_scene import MONITOR
 from support.stress import scaled
 
 from libhamiregion.doctor import FindingKind, diagnose
@@ -28,8 +30,11 @@ from libhamiregion.observation.evidence import (
     RegionEvidence,
 )
 from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json, to_json
+from libhamiregion.observation.names import is_pod_uid
+from libhamiregion.observation.processes import Entry, HostProcess, is_monitor
 from libhamiregion.observation.rows import Join
 from libhamiregion.observation.share import Allocation, share_of
+from libhamiregion.observation.without_region import explained
 from libhamiregion.region_set import read_whole
 from libhamiregion.testing import FakeNode
 from libhamiregion.units import limits_from_environment
@@ -192,6 +197,34 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in items:
             yield from places(each, (*path, key))
+
+
+# ---- without names ----
+
+
+def test_a_redacted_document_has_the_findings_of_the_whole_one() -> None:
+    unlimited = seen_node.seen(seen_node.entry(1, share=seen_node.SHARE))
+    unlimited = attrs.evolve(unlimited, snapshot=explained(unlimited))
+    (found,) = diagnose(from_json(to_json(unlimited, redact=True)))
+    assert found.kind is FindingKind.SHARE_NOT_LIMITED
+
+
+def test_what_findings_depend_on_is_not_redacted() -> None:
+    def read(entry: Entry, **facts: Any) -> tuple[Entry, HostProcess]:
+        changed = attrs.evolve(entry.process, **facts) if entry.process else None
+        whole = seen_node.seen(attrs.evolve(entry, process=changed))
+        text = to_json(whole, redact=True)
+        assert not [each for each in ("secret", "GPU-a", "MIG-a", seen_node.POD) if each in text]
+        (redacted,) = from_json(text).processes.entries.values()
+        assert redacted.process is not None
+        return redacted, redacted.process
+
+    entry = seen_node.entry(1)
+    assert not is_monitor(read(entry, command=f"/bin/secret {MONITOR}")[1])
+    assert is_monitor(read(entry, command=f"/secret/{MONITOR} --secret")[1])
+    assert is_pod_uid(str(read(entry)[1].pod_uid))
+    reordered = attrs.evolve(entry, visible_devices="1, GPU-a,MIG-a,-1,secret")
+    assert read(reordered)[0].visible_devices == "1,GPU-1,MIG-2,-1,GPU-3"
 
 
 _CHANGES = st.lists(
