@@ -264,7 +264,7 @@ def test_a_claim_that_no_file_names_goes_by_its_uid(files: KubeletFiles, tmp_pat
 
 
 def test_a_pod_is_named_once_kubelet_knows_it_and_keeps_its_name(
-    files: NodeFiles, tmp_path: Path
+    files: KubeletFiles, tmp_path: Path
 ) -> None:
     root = Root(tmp_path / "containers")
     root.region()
