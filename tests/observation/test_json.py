@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import seen_node
-from support.agent_scene import MONITOR
+from support.agent_tasks import MONITOR
 from support.stress import scaled
 
 from libhamiregion.doctor import FindingKind, diagnose
