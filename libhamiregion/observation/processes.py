@@ -459,6 +459,11 @@ class RegionProcesses:
         """One entry per pid of `pids`, in their order."""
         return tuple(SlotMatch(pid, self.state(pid), self.alive.get(pid)) for pid in self.pids)
 
+    @property
+    def host_pids(self) -> dict[int, int]:
+        """Pid in the slot -> pid in /proc, of those that are alive."""
+        return {pid: process.pid for pid, process in self.alive.items()}
+
 
 @attrs.frozen
 class SlotStates:
