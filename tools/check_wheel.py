@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SUPPORTED = [(3, minor) for minor in range(10, 16)]
-PARTS = "create edits frames golden guard layouts limiter lock reap region region_set slot undo"
+PARTS = "create edits golden guard layouts limiter lock reap region region_set slots tables undo"
 QUICK_TESTS = [*(f"tests/region/test_{part}.py" for part in PARTS.split()), "-m", "not slow"]
 SECONDS_PER_COMMAND = 600
 

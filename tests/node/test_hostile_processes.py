@@ -135,13 +135,13 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     assert found is not None
     assert found.command.startswith("[")
     read: list[object] = []
-    read_one = table._reader._read
+    read_one = table._read
 
     def counted(directory: int, known: Entry) -> Entry:
         read.append(known.identity[0])
         return read_one(directory, known)
 
-    table._reader._read = counted  # type: ignore[method-assign]
+    table._read = counted  # type: ignore[method-assign]
     honest = actor(region)
     honest("attach")
 
