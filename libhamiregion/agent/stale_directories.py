@@ -253,7 +253,9 @@ class StaleDirectoryCleaner(Task):
             # On some file systems maps has another device number than stat.
             device = container.identity[0]
         files = [(device, inode) for inode in inodes]
-        return changed_ns, not processes.is_unused(container.pod_uid, files)
+        # An act: the mapping of a monitor counts, too.
+        is_mapped = any(processes.mappers(each, writable=True) for each in files)
+        return changed_ns, is_mapped or not processes.is_unused(container.pod_uid, files)
 
     def _take_away(self, root: int, name: str, container: Container) -> str:
         """Rename a directory, and prove once more that nothing uses it; returns its new name.

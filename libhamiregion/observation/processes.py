@@ -367,7 +367,7 @@ class ProcessView:
     def is_unused(self, pod_uid: str | None, files: Iterable[FileIdentity]) -> bool:
         """Whether it is certain that no process uses any of a pod's regions.
 
-        Monitors map regions of other pods for writing as well, and have no libvgpu.
+        A monitor maps regions of other pods for writing too: it is known to have no libvgpu.
 
         Args:
             pod_uid: The pod; None if it is not known.
@@ -377,7 +377,7 @@ class ProcessView:
             self.is_complete
             and not self.hides_users_of(pod_uid)
             and not any(
-                process.pod_uid in {None, pod_uid} or self.has_libvgpu(process)
+                process.pod_uid in {None, pod_uid} or self.has_libvgpu(process) is not False
                 for each in files
                 for process in self.mappers(each, writable=True)
             )

@@ -222,8 +222,23 @@ def test_while_a_process_maps_the_region_it_stays(scene: StaleScene, actor: Make
     assert directory.is_dir()
     mapper.kill()
     until(cleaner, gone(directory))
-    assert onlooker("region.snapshot").layout, "who only reads keeps what it has"
+    assert onlooker("region.snapshot").layout, "a reader keeps its mapping"
     assert scene.events.kinds() == ["removed"]
+
+
+def test_while_a_process_of_another_pod_maps_the_region_it_stays(
+    scene: StaleScene, actor: MakeActor
+) -> None:
+    """As a monitor does, without libvgpu."""
+    directory = scene.leave()
+    cleaner = scene.cleaner()
+    mapper = actor(directory / "usage.cache")
+    with cgroup_of_pod(scene.alive, "ef" * 32) as cgroup:
+        (cgroup / "cgroup.procs").write_text(str(mapper.pid_here))
+        some_passes(cleaner)
+        assert directory.is_dir()
+        mapper.kill()
+        until(cleaner, gone(directory))
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def view(*entries: Entry, **more: object) -> ProcessView:
         ((user(ID),), False),
         ((user(None),), False),
         ((user(OTHER, has_libvgpu=True),), False),
+        ((user(OTHER, has_libvgpu=None),), False),
         # As monitors do.
         ((user(OTHER),), True),
         ((user(ID, writable=False),), True),
