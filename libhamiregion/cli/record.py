@@ -94,13 +94,14 @@ def record(
             recorder = Recorder(Observer(node, sampler=driver.sampler()), writer)
             every = "once" if once else f"every {writer.interval_s:g} s"
             log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
-            if not once:
+            if once:
+                log.looked(recorder.look())
+                failure = root_failure(node, node_choice.roots)
+                if failure is not None:
+                    raise Failure(failure)
+            else:
                 on_signals(_end, *SIGNALS)
                 recorder.run(time.sleep, looked=log.looked, failed=log.failed)
-            log.looked(recorder.look())
-            failure = root_failure(node, node_choice.roots)
-            if failure is not None:
-                raise Failure(failure)
 
 
 def _end(*_: object) -> NoReturn:

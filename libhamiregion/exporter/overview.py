@@ -130,9 +130,8 @@ def _driver_figures(
     container: Container,
     figures: dict[tuple[Container, str], DriverFigures],
 ) -> list[dict[str, Any]]:
-    gpus = {} if observation.sample is None else observation.sample.gpu_indexes
     return [
-        {"gpu": gpus.get(uuid), "used": used, "sm": sm}
+        {"gpu": observation.gpu_indexes.get(uuid), "used": used, "sm": sm}
         for (of, uuid), (used, sm) in figures.items()
         if of == container
     ]

@@ -23,8 +23,9 @@ RECORD = "owner.json"
 _MOST_BYTES = 8 << 20
 # Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.
 _POLL_S = 0.5
-# A process that starts a program has its environment after microseconds, on a busy machine later.
-_STARTING_READS = 1000
+# A process that starts a program has its environment after microseconds, on a busy machine later:
+# it is asked for a second.
+_STARTING_READS, _STARTING_S = 1000, 0.001
 
 
 def start_time(pid: int) -> int | None:
@@ -53,7 +54,7 @@ def _environment_of(name: str) -> bytes:
         # Kernel threads and processes that have ended have no mappings.
         if read_start(environment) or read_start(command) or not read_start(maps):
             break
-        time.sleep(0.001)
+        time.sleep(_STARTING_S)
     return read_start(environment)
 
 

@@ -141,7 +141,7 @@ static void test_edits_during_a_read(struct region_file *file)
         old += found == 0;
         close_and_free(region);
     }
-    /* Late ones come after the second look at what they change. */
+    /* A late act comes after the second read of the bytes that it changes. */
     CHECK(old > 0 && old < usual);
     free(before);
 }
@@ -195,7 +195,7 @@ static void check_uuids_that_change(struct region_file *file,
         old += is_old;
         close_and_free(region);
     }
-    /* The second look at the texts can be the very last load. */
+    /* The second read of the texts can be the very last load. */
     CHECK(old < usual);
     memcpy(file->bytes, before, file->size);
     free(before);

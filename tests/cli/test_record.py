@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
             pass
         assert recording.end() == 0
         told = recording.errors.splitlines()
-        # Each trouble is told at its 1st, 2nd, 4th, 8th time, and its end.
+        # A failure is reported at its 1st, 2nd, 4th and 8th time, and its end once.
         events = [json.loads(line) for line in told]
         assert {each["event"] for each in events} == {"failed", "recovered"}
         assert events[-1]["event"] == "recovered"

@@ -531,6 +531,7 @@ class Checks:
             with subprocess.Popen(
                 command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             ) as programs:
+                # NVML may take 5 s to list them.
                 time.sleep(8)
                 mean = self.mean_utilisation()
                 programs.kill()

@@ -50,7 +50,7 @@ def looked(node: NodeScene, sampler: NvmlSampler | None, **options: Any) -> tupl
 
 
 def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> None:
-    """What is told from columns, for programs that look often, is what the rows tell."""
+    """The figures from columns, which daemons use, equal those of the rows."""
     assert observation.sample is not None
     join = Join(observation)
     expected = {

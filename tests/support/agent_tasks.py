@@ -1,4 +1,4 @@
-"""Tasks of the agent on a node, what they say, and programs that write beside them."""
+"""Tasks of the agent on a node, their events, and other programs that write."""
 
 import contextlib
 import os

@@ -15,11 +15,11 @@ SETTLE_S = 0.03
 
 
 class DoctorNode(NodeScene):
-    """A node whose containers have 8 GiB of one GPU; nobody knows the names of their pods."""
+    """A node whose containers have 8 GiB of one GPU; their pods have no names."""
 
     def __init__(self, directory: Path, *, outside: bool = False, **options: Any) -> None:
         super().__init__(directory, memory_limits=[8 * GIB], uuids=[GPU])
-        # Other tests run beside this one, with regions of their own.
+        # Other tests run at the same time, with regions of their own.
         self.node = Node(self.root, outside=outside, **options)
 
     def findings(

@@ -118,7 +118,7 @@ class Tenant:
                 os._exit(0)
         self._children.append(pid)
 
-    # ---- what stands in the region's place
+    # ---- in the region's place
 
     def rename(self) -> None:
         """The region goes and comes back, many times."""
@@ -156,7 +156,7 @@ class Tenant:
         self._wait()
         self._directory.chmod(0o777)
 
-    # ---- what stands in the region
+    # ---- fields of the region
 
     def cut(self) -> None:
         with self._region.open("r+b") as file:

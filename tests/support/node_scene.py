@@ -112,7 +112,7 @@ class SceneContainer(RegionFile):
         self.forget(pid)
 
     def forget(self, pid: int) -> None:
-        """Whoever has that pid does not use the region any more."""
+        """A process with that pid does not use the region any more."""
         del self.true_host_pids[pid]
 
     def move(self, host_pid: int, *, id_: str | None = None) -> None:
@@ -123,7 +123,7 @@ class SceneContainer(RegionFile):
             self._cgroups[id_] = self._made.enter_context(cgroup)
         (self._cgroups[id_] / "cgroup.procs").write_text(str(host_pid))
 
-    # ---- what stands in the region
+    # ---- fields of the region
 
     def set_host_pid(self, pid: int, host_pid: int) -> None:
         with open_region(self.path, writable=True) as region:

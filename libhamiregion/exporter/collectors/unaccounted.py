@@ -78,8 +78,7 @@ class UnaccountedCollector:
 
 def _of_containers(scrape: Scrape) -> Iterator[Series]:
     """Sums of containers without a region."""
-    sample = scrape.observation.sample
-    gpus = {} if sample is None else sample.gpu_indexes
+    gpus = scrape.observation.gpu_indexes
     memory: dict[str, float | None] = {}
     busy: dict[str, float | None] = {}
     for (container, uuid), figures in figures_without_region(scrape.join).items():

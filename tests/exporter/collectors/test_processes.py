@@ -1,4 +1,4 @@
-"""The driver's figures of processes with a slot, beside what their regions account."""
+"""The driver's figures of processes with a slot, and those of their regions."""
 
 import pytest
 from fake_nvml.driver import FakeDriver
