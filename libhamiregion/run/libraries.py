@@ -8,10 +8,6 @@ from .driver import CUDA, NVML, Driver, real_name
 from .errors import LaunchError
 
 _PLACE = Path(__file__).parent / "lib"
-_STAND_INS = {
-    CUDA: _PLACE / "libcuda-standin.so",
-    NVML: _PLACE / "libnvidia-ml-standin.so",
-}
 _PRELOADED = _PLACE / "libhamiregion-preload.so"
 
 
@@ -22,9 +18,10 @@ def stand_in_links(driver: Driver) -> dict[str, str]:
         LaunchError: This installation has no such libraries.
     """
     links = {}
-    for name, path in _STAND_INS.items():
+    for name in (CUDA, NVML):
+        stand_in = _there(_PLACE / name.replace(".so.1", "-standin.so"))
         # Some programs open a library by its name without a version first.
-        links[name] = links[name.removesuffix(".1")] = str(_there(path))
+        links[name] = links[name.removesuffix(".1")] = str(stand_in)
     return links | {real_name(CUDA): driver.cuda, real_name(NVML): driver.nvml}
 
 

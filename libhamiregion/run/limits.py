@@ -80,16 +80,11 @@ def sm_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...]:
         LaunchError: A device that the program does not see, or one whose time cannot be limited.
     """
     found = _each(limits, selection, lambda limit, _: sm_limit_or_none(sm_limit_value(limit)))
-    if any(found):
-        for gpu, limit in zip(selection.gpus, found, strict=True):
-            if limit is not None and gpu.mig:
-                raise LaunchError(
-                    f"{gpu.uuid} is a MIG device, whose use by each process the driver does not "
-                    "tell, so that no SM limit can be held; its size is its limit (leave out --sm)"
-                )
-        if on_wsl():
+    for gpu, limit in zip(selection.gpus, found, strict=True):
+        if limit is not None and (gpu.mig or on_wsl()):
+            place = f"on {gpu.uuid}, a MIG device whose size is its limit," if gpu.mig else "on WSL"
             raise LaunchError(
-                "on WSL the driver does not tell what each process uses, so that no SM limit can "
+                f"{place} the driver does not tell what each process uses, so that no SM limit can "
                 "be held; leave out --sm"
             )
     return found

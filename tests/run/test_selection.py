@@ -156,7 +156,7 @@ def test_a_mig_device_has_memory_limits_and_no_sm_limit() -> None:
     selection = seen(MIG_ONE)
     assert memory_limits("50%", selection) == (5 * GIB // 2,)
     assert sm_limits("100", selection) == (None,)
-    with pytest.raises(LaunchError, match=r"MIG-11111111-0 is a MIG device.*leave out --sm"):
+    with pytest.raises(LaunchError, match=r"MIG-11111111-0, a MIG device.*leave out --sm"):
         sm_limits(50, selection)
 
 
