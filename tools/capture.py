@@ -1,6 +1,6 @@
 """Take the moving picture of the README: docs/images/demo.svg.
 
-    python docs/capture.py
+    python tools/capture.py
 
 `hamiregion show --watch` of a region with real processes, in which a limit is changed. Region and
 processes are those of a fake node; only the terminal is rich's recorder instead of a screen. The
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import attrs
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
-from rich.terminal_theme import TerminalTheme
 
 from libhamiregion import open_region
 from libhamiregion.cli.show import region_page
@@ -32,23 +31,6 @@ if TYPE_CHECKING:
 COLUMNS = 88
 SHOWN = "/usr/local/vgpu/containers/0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_train/usage.cache"
 PICTURE = Path(__file__).parents[1] / "docs/images" / "demo.svg"
-
-# Readable on a light and on a dark page alike: the picture brings its own background.
-THEME = TerminalTheme(
-    (24, 27, 33),
-    (214, 219, 226),
-    [
-        (24, 27, 33),
-        (236, 106, 94),
-        (126, 199, 123),
-        (232, 190, 96),
-        (97, 164, 241),
-        (198, 133, 223),
-        (86, 190, 196),
-        (214, 219, 226),
-    ],
-    None,
-)
 
 # The fonts of whoever looks: a picture in a README must not load any from elsewhere.
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
@@ -113,13 +95,9 @@ def frames(path: Path, node: FakeNode) -> Iterator[Console]:
 def moving(consoles: Sequence[Console]) -> str:
     """Put the frames into one picture, of which each shows one after the other."""
     title = "hamiregion show usage.cache --watch 1"
-    around = consoles[0].export_svg(
-        title=title, theme=THEME, code_format=AROUND, unique_id="demo", clear=False
-    )
+    around = consoles[0].export_svg(title=title, code_format=AROUND, unique_id="demo", clear=False)
     found = [
-        console.export_svg(
-            title=title, theme=THEME, code_format=FRAME, unique_id=f"demo{number}"
-        ).split("\0")
+        console.export_svg(title=title, code_format=FRAME, unique_id=f"demo{number}").split("\0")
         for number, console in enumerate(consoles)
     ]
     share = 100 / len(found)

@@ -1,6 +1,6 @@
 """Take the picture of a report in docs/record-and-report.md: docs/images/report.png.
 
-    PYTHONPATH=tests python docs/capture_report.py
+    PYTHONPATH=tests python tools/capture_report.py
 
 The report is that of the tests' synthetic day, in the Chromium that the tests use.
 """

@@ -146,17 +146,6 @@ def scene_dead(make: Builder) -> None:
     make.kill(make.process(path, 2 * GIB))
 
 
-def scene_escaped(make: Builder) -> None:
-    """A container's process that uses the GPU without a slot."""
-    make.container("escaped-0")
-    pid = os.fork()
-    if pid == 0:
-        while True:
-            signal.pause()
-    make.children.append(pid)
-    make.lines.append(f"process 0 compute {pid} {700 * MIB}")
-
-
 def scene_unmanaged(make: Builder) -> None:
     """A process of no container on the GPU."""
     sleeper = subprocess.Popen(["sleep", "3600"])

@@ -47,11 +47,7 @@ class DebianPackages:
             (work / directory).mkdir(parents=True)
         mirror = _mirror()
         (work / "etc/sources.list").write_text(
-            "".join(
-                f"{kind} [signed-by={KEYRING}] {mirror} {source}\n"
-                for kind in ("deb", "deb-src")
-                for source in sources
-            )
+            "".join(f"deb [signed-by={KEYRING}] {mirror} {source}\n" for source in sources)
         )
         (work / "state/status").touch()
         other = f'APT::Architecture "{architecture}";\nAPT::Architectures {{"{architecture}";}};\n'

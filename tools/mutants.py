@@ -40,8 +40,6 @@ FLOORS: Final = {
 }
 FILES_OF_TESTS: Final = 8
 NOT_RUN: Final = {"packaging", "cluster", "gpu"}
-# Markers of tests left out: today's, and those of the tree before the cut.
-SLOW: Final = ("slow", "thorough", "stress")
 # Runs each program in C as a test.
 C_TESTS: Final = "test_c_core.py"
 # Tests of one process, which are quick.
@@ -58,23 +56,19 @@ class Mutant(NamedTuple):
     text: str
 
 
+OPPOSITES: Final = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+)
 SWAPPED_OPERATORS: Final[dict[type[ast.AST], type[ast.AST]]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
+    **dict(OPPOSITES),
+    **{other: one for one, other in OPPOSITES},
     ast.Mult: ast.FloorDiv,
-    ast.FloorDiv: ast.Mult,
 }
 SWAPPED_NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
@@ -314,8 +308,6 @@ class Copy:
         self._limit_s = limit_s
         # Tests that fail without a fault.
         self._unsound: set[str] = set()
-        known = (tree / "pyproject.toml").read_text(encoding="utf-8")
-        self._quick = " and ".join(f"not {each}" for each in SLOW if f'"{each}: ' in known)
         root.mkdir(parents=True, exist_ok=True)
         archive = subprocess.run(
             ["git", "archive", "HEAD"], cwd=tree, check=True, stdout=subprocess.PIPE
@@ -336,7 +328,7 @@ class Copy:
     def _first_failure(self, tests: Iterable[str]) -> str | None:
         """Return the first test that fails; None if all pass or the time is over."""
         skip = [f"--deselect={each}" for each in self._unsound]
-        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-n", "0", "-m", self._quick]
+        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-n", "0", "-m", "not slow"]
         command += ["-p", "no:cacheprovider", f"--timeout={self._limit_s // 2}", *skip, *tests]
         try:
             ran = subprocess.run(
