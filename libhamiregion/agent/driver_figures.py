@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import attrs
-
-from libhamiregion.errors import (
-    LockTimeout,
-    ProcessNotInRegion,
-    RegionError,
-    RegionNotFound,
-    RegionStale,
-)
+from libhamiregion.errors import RegionError
 from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, driver_gap
 from libhamiregion.observation.rows import Join
-from libhamiregion.region import open_in_container
 from libhamiregion.services.backoff import owner_of
-from libhamiregion.services.events import container_words, silent
+from libhamiregion.services.events import silent
 
-from .loop import Task, region_key, run_each
+from .acts import SLOT_FIELDS, Act, ActingTask, region_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from libhamiregion.changes import SlotChange
     from libhamiregion.node.node import Node
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
-    from libhamiregion.observation.processes import HostProcess
-    from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
 
-from .loop import RegionKey
+    from .acts import Place, RegionKey
 
-# One figure of a slot: the slot's pid, the device's index, the place in _FIELDS.
-_Figure: TypeAlias = "tuple[int, int, int]"
-# The figures of a slot on one device, in the order of _FIELDS.
+# The figures of a slot on one device, in the order of SLOT_FIELDS.
 _Row: TypeAlias = "tuple[int, ...]"
 # The figure of a process: the region, its pid in /proc and start time.
-_Known: TypeAlias = "tuple[RegionKey, int, int, _Figure]"
+_Known: TypeAlias = "tuple[RegionKey, int, int, Place]"
 
-_FIELDS: Final = ("monitor_used_bytes", "sm_util_percent", "enc_util_percent", "dec_util_percent")
-_COLUMNS: Final = ("memory_monitor_bytes", *_FIELDS[1:])
-_NVML_COLUMNS: Final = ("memory_used_bytes", *_FIELDS[1:])
-# For the figures of one region: its lock may be held most of the time.
-_BUDGET_S: Final = 1.0
-
-
-@attrs.define(eq=False)
-class _WrittenFigures:
-    """The figures in a region that this process has written.
-
-    Attributes:
-        container: The container, as of the last pass.
-        figures: The values.
-    """
-
-    container: Container
-    figures: dict[_Figure, int] = attrs.field(factory=dict)
-
-
-class _Change(NamedTuple):
-    """A figure that is not the driver's.
-
-    Attributes:
-        process: The process of its slot.
-        before: The figure.
-        after: The driver's.
-    """
-
-    process: HostProcess
-    before: int
-    after: int
+_ORDER: Final = {field: number for number, field in enumerate(SLOT_FIELDS)}
+_NVML_COLUMNS: Final = {**SLOT_FIELDS, "monitor_used_bytes": "memory_used_bytes"}
 
 
 class _Slots(NamedTuple):
@@ -90,10 +43,10 @@ class _Slots(NamedTuple):
 
     key: RegionKey
     container: Container
-    usages: dict[tuple[int, int], int]
+    usages: dict[tuple[int | None, int | None], int]
 
 
-class UsageSync(Task):
+class UsageSync(ActingTask):
     """Writes NVML's memory and utilisation into slots whose figures do not change.
 
     libvgpu's watcher writes them every 120 ms, in processes whose host pid it knows, also without
@@ -115,13 +68,10 @@ class UsageSync(Task):
     name = "figures"
     counted = ("runs", "writes", "processes", "errors")
     needs = "slots"
-    #: How long to wait for a region's lock.
-    timeout_s = 0.2
+    not_taken_back = "old figures of the driver stay"
 
     def __init__(self, node: Node, *, dry_run: bool = False, emit: Emit = silent) -> None:
-        super().__init__(emit)
-        self._node = node
-        self._dry_run = dry_run
+        super().__init__(node, dry_run=dry_run, emit=emit)
         self._last: Observation | None = None
         # Kept as long as the rows are the same; the slots are by row in ``table.regions``.
         self._rows: tuple[object, ...] = ()
@@ -129,11 +79,7 @@ class UsageSync(Task):
         self._slots: dict[int, _Slots] = {}
         # The figures of the last pass that were not the driver's.
         self._seen: dict[_Known, int] = {}
-        self._written: dict[RegionKey, _WrittenFigures] = {}
         self._gap: str | None = None
-        # Held while something is written: nothing is written once giving back has begun.
-        self._writing = threading.Lock()
-        self._ended = False
 
     def run(self, observation: Observation) -> None:
         """Compare all slots with the driver once, and write the figures that do not change.
@@ -146,7 +92,7 @@ class UsageSync(Task):
                 raise observation.driver_error
             observation.proved()
         except Exception:
-            self._withdraw()
+            self.give_back()
             raise
         if observation is self._last:
             return  # the same observation does not show what has changed
@@ -158,7 +104,7 @@ class UsageSync(Task):
             self.events.emit("no_driver", f"no figures of the driver: {gap}")
         self._gap = gap
         if gap:
-            self._withdraw()
+            self.give_back()
             return
         self.count("runs")
         containers = observation.all_containers
@@ -171,25 +117,31 @@ class UsageSync(Task):
         if self._pairs is None or rows != self._rows:
             self._rows, self._pairs = rows, ProcessDeviceIndex(observation)
             self._slots = _slots_of(observation, self._pairs)
-        figures = [getattr(observation.table.usages, name).tolist() for name in _COLUMNS]
+        usages = observation.table.usages
+        figures = [getattr(usages, column).tolist() for column in SLOT_FIELDS.values()]
         stored = list(zip(*figures, strict=True))
         changes = self._changes(Join(observation, self._pairs), stored)
         before, self._seen = self._seen, {}
         here = {each.region_path for each in containers}
-        for key in self._written.keys() - {each.key for each in self._slots.values()}:
+        for key in self.executor.kept.keys() - {each.key for each in self._slots.values()}:
             if key[0] not in here:
-                del self._written[key]
+                del self.executor.kept[key]
         # Outside the roots one owner can have many regions.
         failed: set[str] = set()
         for row, slots in self._slots.items():
             owner = owner_of(slots.container)
             try:
                 lost = self._lost_figures(slots, stored)
-                wanted = self._wanted(slots.key, changes.get(row, {}), before)
+                wanted = self._wanted(slots.key, changes.get(row, []), before)
                 if not (wanted or lost) or owner in failed or self.backoff.should_skip(owner):
                     continue
-                self._write(slots, wanted)
-                self._set_to_0(slots.key, lost)
+                if self._dry_run:
+                    self._would_write(wanted)
+                    continue
+                done = self.executor.carry_out(wanted)
+                self.count("writes", len(done))
+                self.count("processes", len({act.pid for act in done}))
+                self.executor.take_back(slots.key, lost)
                 self.backoff.recovered(owner)
                 self.events.recovered(slots.container)
             except (RegionError, OSError) as error:
@@ -199,150 +151,66 @@ class UsageSync(Task):
                 what = "the driver's figures could not be written"
                 self.events.failed(what, error, slots.container)
 
-    def _changes(
-        self, join: Join, stored: Sequence[_Row]
-    ) -> defaultdict[int, dict[_Figure, _Change]]:
+    def _changes(self, join: Join, stored: Sequence[_Row]) -> defaultdict[int, list[Act]]:
         """Find the figures that are not the driver's, by row in ``table.regions``."""
-        pairs, table = join.index, join.observation.table
-        driver = list(zip(*map(join.figures, _NVML_COLUMNS), strict=True))
-        found: defaultdict[int, dict[_Figure, _Change]] = defaultdict(dict)
+        pairs, observation = join.index, join.observation
+        table = observation.table
+        driver = list(zip(*map(join.figures, _NVML_COLUMNS.values()), strict=True))
+        found: defaultdict[int, list[Act]] = defaultdict(list)
         rows = zip(pairs.slots, pairs.devices, pairs.usages, join.rows_of_pairs, strict=True)
         for slot, device, usage, row in rows:
             if row == NO_ROW or stored[usage] == driver[row]:
                 continue
-            changes = found[table.processes.region[slot]]
+            region = table.processes.region[slot]
+            container = observation.containers[region]
+            process = pairs.states.processes[slot]
             pid, index = table.processes.pid[slot], table.devices.device[device]
-            for place, (before, after) in enumerate(zip(stored[usage], driver[row], strict=True)):
+            for field, before, after in zip(SLOT_FIELDS, stored[usage], driver[row], strict=True):
                 if before != after >= 0:
-                    process = pairs.states.processes[slot]
-                    changes[pid, index, place] = _Change(process, before, after)
+                    act = Act(container, field, before, after, 0, True, process, pid, index)
+                    found[region].append(act)
         return found
 
-    def _lost_figures(self, slots: _Slots, stored: Sequence[_Row]) -> list[_Figure]:
+    def _lost_figures(self, slots: _Slots, stored: Sequence[_Row]) -> list[Place]:
         """Find the written figures whose slot or device is gone; forget those that have changed."""
-        written = self._written.get(slots.key)
-        if written is None:
+        kept = self.executor.kept.get(slots.key)
+        if kept is None:
             return []
-        written.container = slots.container
+        kept.container = slots.container
         lost = []
-        for (pid, index, place), value in list(written.figures.items()):
+        for place, act in list(kept.acts.items()):
+            field, pid, index = place
             usage = slots.usages.get((pid, index))
             # A container can also take back a device that it has named.
             if usage is None:
-                lost.append((pid, index, place))
-            elif stored[usage][place] != value:
+                lost.append(place)
+            elif stored[usage][_ORDER[field]] != act.wanted:
                 # A figure that has changed by itself is libvgpu's again.
-                del written.figures[pid, index, place]
+                del kept.acts[place]
         return lost
 
     def _wanted(
-        self, key: RegionKey, changes: Mapping[_Figure, _Change], before: Mapping[_Known, int]
-    ) -> dict[_Figure, _Change]:
+        self, key: RegionKey, changes: Sequence[Act], before: Mapping[_Known, int]
+    ) -> list[Act]:
         """Return the changes of slots without a watcher: of which a figure is as it was before."""
-        written = self._written.get(key)
+        kept = self.executor.kept.get(key)
         unwatched = set()
-        for figure, change in changes.items():
-            known = (key, change.process.pid, change.process.start_time_ticks, figure)
-            self._seen[known] = change.before
-            is_written = written is not None and figure in written.figures
-            if is_written or before.get(known) == change.before:
-                unwatched.add(figure[0])
-        return {figure: each for figure, each in changes.items() if figure[0] in unwatched}
-
-    def _write(self, slots: _Slots, wanted: Mapping[_Figure, _Change]) -> None:
-        """Write figures, unless they have changed since the observation."""
-        if not wanted:
-            return
-        container = slots.container
-        with self._node.open(container) as region, self._writing:
-            if self._ended:
-                return
-            now = _stored(region)
-            # Their pids may be other processes' since /proc was listed.
-            processes = {each.process.pid: each.process for each in wanted.values()}
-            ended = self._node.processes.ended(processes.values())
-            still = {
-                figure: change.after
-                for figure, change in wanted.items()
-                if now.get(figure) == change.before and change.process not in ended
-            }
-            if self._dry_run:
-                for each in self._store(region, still):
-                    where = {"pid": each.pid, "device": each.device}
-                    self._would_write(container, each.field, each.before, each.after, **where)
-                return
-            # Before the stores: some may have been made when one fails.
-            self._written.setdefault(slots.key, _WrittenFigures(container)).figures.update(still)
-            changes = self._store(region, still)
-            self.count("writes", len(changes))
-            self.count("processes", len({change.pid for change in changes}))
+        for act in changes:
+            process = act.process
+            assert process is not None  # noqa: S101 (`_changes` names it)
+            known = (key, process.pid, process.start_time_ticks, act.place)
+            self._seen[known] = act.expected
+            is_written = kept is not None and act.place in kept.acts
+            if is_written or before.get(known) == act.expected:
+                unwatched.add(act.pid)
+        return [act for act in changes if act.pid in unwatched]
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def stop(self) -> None:
+    def give_back(self) -> None:
         """Set the figures to 0 that still have the written value."""
-        self._ended = True
-        # A pass that waits for a region's lock writes no more after it.
-        if self._writing.acquire(timeout=_BUDGET_S):
-            self._writing.release()
-        self._withdraw()
-
-    def pending_cleanup(self) -> tuple[str, ...]:
-        """List the containers with figures that are not kept up."""
-        return tuple(
-            f"old figures of the driver are in {container_words(each.container)}"
-            for each in self._written.copy().values()
-            if any(each.figures.values())
-        )
-
-    def _withdraw(self) -> None:
         self._seen.clear()
-        run_each(self._give_back, list(self._written.items()))
-
-    def _give_back(self, entry: tuple[RegionKey, _WrittenFigures]) -> None:
-        key, written = entry
-        try:
-            self._set_to_0(key, list(written.figures))
-        except (RegionStale, RegionNotFound):
-            pass  # the region is gone, and with it the figures
-        except (RegionError, OSError) as error:
-            self.count("errors")
-            self.events.failed("old figures of the driver stay", error, written.container)
-            return
-        self._written.pop(key, None)
-
-    def _set_to_0(self, key: RegionKey, figures: Collection[_Figure]) -> None:
-        """Set those of these written figures to 0 that still have their value, and forget them."""
-        entry = self._written.get(key)
-        written = {} if entry is None else entry.figures
-        old = {figure for figure in figures if written.get(figure)}
-        if old:
-            with open_in_container(key[0], writable=True) as region:
-                if region.file_id == key[1]:
-                    now = _stored(region)
-                    same = {each for each in old if now.get(each) == written[each]}
-                    self._store(region, dict.fromkeys(same, 0))
-        for figure in figures:
-            written.pop(figure, None)
-
-    def _store(self, region: Region, figures: Mapping[_Figure, int]) -> list[SlotChange]:
-        """Store figures; return the changes, also with a dry run."""
-        how: dict[str, Any] = {"dry_run": self._dry_run, "timeout_s": self.timeout_s}
-        rows: dict[tuple[int, int], list[int | None]] = {}
-        for (pid, index, place), value in figures.items():
-            rows.setdefault((pid, index), [None] * len(_FIELDS))[place] = value
-        changes: list[SlotChange] = []
-        deadline_s = time.monotonic() + _BUDGET_S
-        for (pid, index), (memory, sm, enc, dec) in rows.items():
-            if time.monotonic() > deadline_s:
-                message = f"the lock of {region.path!r} is held too often to write the figures"
-                raise LockTimeout(message, path=region.path)
-            with contextlib.suppress(ProcessNotInRegion):  # it has left
-                if memory is not None:
-                    changes.append(region.set_monitor_used(pid, index, memory, **how))
-                if (sm, enc, dec) != (None, None, None):
-                    changes += region.set_utilization(pid, index, sm=sm, enc=enc, dec=dec, **how)
-        return [change for change in changes if change.before != change.after]
+        super().give_back()
 
 
 def _slots_of(observation: Observation, pairs: ProcessDeviceIndex) -> dict[int, _Slots]:
@@ -356,12 +224,3 @@ def _slots_of(observation: Observation, pairs: ProcessDeviceIndex) -> dict[int, 
         if slots is not None:
             slots.usages[table.processes.pid[slot], table.devices.device[device]] = usage
     return found
-
-
-def _stored(region: Region) -> dict[_Figure, int]:
-    return {
-        (process.pid, device.index, place): getattr(device, column)
-        for process in region.snapshot().processes
-        for device in process.devices
-        for place, column in enumerate(_COLUMNS)
-    }

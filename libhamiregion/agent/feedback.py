@@ -5,40 +5,31 @@ HAMi's monitor does this on a node; `Feedback` replaces it.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
-import attrs
-
-from libhamiregion.errors import (
-    LimitConflict,
-    RegionError,
-)
+from libhamiregion.errors import RegionError
 from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
-from libhamiregion.observation.containers import MissingReason, missing_for
-from libhamiregion.region import open_in_container
 from libhamiregion.services.controllers import CompetingController, find_monitors
-from libhamiregion.services.events import container_words, silent
+from libhamiregion.services.events import silent
 
-from .acts import WritableRegions
-from .loop import RegionKey, Task, region_key, run_each
-from .priority_rule import BLOCKED, LaunchState, Verdict, decide
+from .acts import MAY_PASS, Act, ActingTask, region_key
+from .priority_rule import BLOCKED, LaunchState, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from libhamiregion.node.node import Node
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
-    from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
+
+    from .acts import RegionKey
 
 # Without directories of containers, as with plain Docker, agents lock this one.
 _WITHOUT_ROOTS = "/run"
-# The file may be the same, and readable again later.
-_MAY_PASS = frozenset(
-    {MissingReason.UNKNOWN_LAYOUT, MissingReason.NO_PERMISSION, MissingReason.FAILED}
-)
+# A container that launches is written to every 5 s.
+_REST_S = 60.0
+_MARK, _SWITCH = "recent_kernel", "utilization_switch"
 
 
 class OtherWriterRuns(RuntimeError):
@@ -56,33 +47,7 @@ class OtherWriterRuns(RuntimeError):
         return type(self), (self.others,)
 
 
-@attrs.define(eq=False)
-class _WrittenState:
-    """Values that this process has written to a region and gives back when it ends.
-
-    Attributes:
-        container: The container, as of the last pass.
-        blocked: Whether this process keeps its launches waiting.
-        switch_found: The switch before the first change; None without a change.
-        switch_set: The switch after the last change.
-    """
-
-    container: Container
-    blocked: bool = False
-    switch_found: int | None = None
-    switch_set: int | None = None
-
-    def phrase(self) -> str | None:
-        """Name what is to be given back; None if nothing is."""
-        label = container_words(self.container)
-        if self.blocked:
-            return f"launches of {label} are blocked"
-        if self.switch_found is None or self.switch_set == int(bool(self.switch_found)):
-            return None
-        return f"the SM switch of {label} is not as it was found"
-
-
-class Feedback(Task):
+class Feedback(ActingTask):
     """Applies the priority rule to all regions under a node's roots.
 
     Regions outside the roots take no part, as in HAMi: any process can map a file of its own there.
@@ -112,6 +77,7 @@ class Feedback(Task):
     counted = ("runs", "writes", "blocks", "unblocks", "launches_kept", "errors", "pauses")
     needs = "processes"
     interval_s = 5.0
+    not_taken_back = "not given back"
 
     def __init__(
         self,
@@ -122,20 +88,13 @@ class Feedback(Task):
         waits: bool = False,
         emit: Emit = silent,
     ) -> None:
-        super().__init__(emit)
-        self._node = node
-        self._writable = WritableRegions(node)
-        self._dry_run = dry_run
+        super().__init__(node, dry_run=dry_run, emit=emit, rest_s=_REST_S)
         self._assume_alone = assume_alone
         self._waits = waits
         self._lock = NodeLock(LockUse.FEEDBACK)
-        self._written: dict[RegionKey, _WrittenState] = {}
         self._searched: tuple[object, object] = (None, None)
         self._monitors: tuple[CompetingController, ...] = ()
         self.paused: tuple[CompetingController, ...] = ()
-        # Held while something is written: nothing is written once giving back has begun.
-        self._writing = threading.Lock()
-        self._ended = False
 
     def counters(self) -> Mapping[str, int]:
         """Return the counters, and ``feedback_paused``."""
@@ -163,29 +122,23 @@ class Feedback(Task):
         Raises:
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
-        self._writable.close_rested()
+        self.executor.close_rested()
         others = self._find_others(observation)
         self._note(others)
         if others and not self._dry_run:
             return
         self.count("runs")
         self._forget_gone(observation)
-        states = list(_states(observation))
-        verdicts = decide([state for _, state in states])
-        for (container, state), verdict in zip(states, verdicts, strict=True):
+        for container, acts in decide_acts(observation):
             if self._dry_run:
-                for field in ("recent_kernel", "utilization_switch"):
-                    before, after = getattr(state, field), getattr(verdict, field)
-                    if before != after:
-                        self._would_write(container, field, before, after)
+                self._would_write(acts)
                 continue
             try:
-                self._apply(container, state, verdict)
+                self._report(acts, self.executor.carry_out(acts))
+                self.events.recovered(container)
             except (RegionError, OSError) as error:
                 self.count("errors")
                 self.events.failed("the feedback could not be written", error, container)
-            else:
-                self.events.recovered(container)
 
     def _find_others(self, observation: Observation) -> tuple[CompetingController, ...]:
         """Find other writers, and take the node's lock if it is free."""
@@ -220,7 +173,7 @@ class Feedback(Task):
         if others and not self.paused:
             self.count("pauses")
             # From now on the values are those of the other writer.
-            self._written.clear()
+            self.executor.kept.clear()
         elif self.paused and not others:
             before = "; ".join(other.message for other in self.paused)
             self.events.emit("resumed", f"no other writer is left; it had paused: {before}")
@@ -232,122 +185,82 @@ class Feedback(Task):
         One that cannot be read now may be readable when it is to be given back.
         """
         self.events.retain(self._node.containers)
-        here = {
-            region_key(each.region) for each in observation.containers if each.region is not None
-        }
+        here: set[RegionKey] = set()
+        regions = observation.table.regions
+        for row, container in enumerate(observation.containers):
+            if container.region is None:
+                continue
+            key = region_key(container.region)
+            here.add(key)
+            kept = self.executor.kept.get(key)
+            if kept is not None:
+                kept.container = container
+                if regions.code[row] == 0 and regions.recent_kernel[row] >= 0:
+                    # Its launches go on already.
+                    kept.acts.pop((_MARK, None, None), None)
         unreadable = {
             each.directory
             for each in observation.missing
-            if each.missing is not None and each.missing.reason in _MAY_PASS
+            if each.missing is not None and each.missing.reason in MAY_PASS
         }
-        for key in self._written.keys() - here:
-            if self._written[key].container.directory not in unreadable:
-                del self._written[key]
+        for key in self.executor.kept.keys() - here:
+            if self.executor.kept[key].container.directory not in unreadable:
+                del self.executor.kept[key]
 
-    # ---- writing ---------------------------------------------------------------------------------
+    def _report(self, acts: Sequence[Act], done: Sequence[Act]) -> None:
+        """Count and report the acts on one container."""
+        for act in done:
+            self.count("writes")
+            self._say(act)
+        if any(act.is_change and act not in done for act in acts):
+            # It has launched since the observation, and counts for two passes from now on.
+            self.count("launches_kept")
 
-    def _apply(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
-        assert container.region is not None  # noqa: S101 (only such have a state)
-        written = self._written.setdefault(region_key(container.region), _WrittenState(container))
-        written.container = container
-        marked = verdict.recent_kernel != state.recent_kernel
-        switched = verdict.utilization_switch != state.utilization_switch
-        if not (marked or switched):
-            # A region that was found blocked is from now on kept so by this process.
-            written.blocked = verdict.blocked
-            return
-        with self._writable.open(container) as region, self._writing:
-            if self._ended:
-                return
-            # Before the store: whatever may have been stored is given back.
-            written.blocked = written.blocked or verdict.blocked
-            if marked:
-                self._set_launch_mark(container, region, state, verdict)
-            written.blocked = verdict.blocked
-            if switched:
-                if written.switch_found is None:
-                    written.switch_found = state.utilization_switch
-                written.switch_set = verdict.utilization_switch
-                region.set_utilization_switch(bool(verdict.utilization_switch))
-                self.count("writes")
-                on = "on" if verdict.utilization_switch else "off"
-                self.events.emit(f"limiting_{on}", f"SM limiting is {on}", container)
-
-    def _set_launch_mark(
-        self, container: Container, region: Region, state: LaunchState, verdict: Verdict
-    ) -> None:
-        if verdict.recent_kernel == BLOCKED:
-            # A launch since the observation does not matter: it has to wait from now on.
-            region.set_recent_kernel(BLOCKED)
+    def _say(self, act: Act, how: str = "", distinct: str | None = None) -> None:
+        """Report an act, unless it only counts a launch mark down."""
+        kind = ""
+        if act.field == _SWITCH:
+            on = "on" if act.wanted else "off"
+            kind, message = f"limiting_{on}", f"SM limiting is {on}"
+        elif act.wanted < 0:
+            kind, message = "blocked", "launches wait for a more urgent container"
             self.count("blocks")
-            self.events.emit("blocked", "launches wait for a more urgent container", container)
-        else:
-            try:
-                region.set_recent_kernel(verdict.recent_kernel, expected=state.recent_kernel)
-            except LimitConflict:
-                # It has launched since the observation, and counts for two passes from now on.
-                self.count("launches_kept")
-                return
-            if state.recent_kernel < 0:
-                self.count("unblocks")
-                self.events.emit("unblocked", "launches go on", container)
-        self.count("writes")
+        elif act.expected < 0:
+            kind, message = "unblocked", "launches go on"
+            self.count("unblocks")
+        if kind:
+            self.events.emit(kind, how + message, act.container, distinct=distinct)
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def give_back(self) -> None:
-        """Give back the values that this process has written: no pass would do so by itself.
-
-        The next pass that succeeds writes them again.
-        """
-        written = [(key, each) for key, each in self._written.copy().items() if each.phrase()]
-        run_each(self._give_back, written)
-
     def stop(self) -> None:
         """Give back the values that this process has written, and the lock."""
-        with self._writing:
-            self._ended = True
-        self.give_back()
-        self._writable.close_rested(0.0)
+        super().stop()
+        self.executor.close_rested(0.0)
         self._lock.close()
 
-    def pending_cleanup(self) -> tuple[str, ...]:
-        """List containers that are still blocked, or whose switch is not as it was found."""
-        phrases = (written.phrase() for written in self._written.copy().values())
-        return tuple(phrase for phrase in phrases if phrase is not None)
+    def taken_back(self, act: Act) -> None:
+        """Count and report an act at the end."""
+        self._say(act, "given back: ", distinct="end")
 
-    def _give_back(self, entry: tuple[RegionKey, _WrittenState]) -> None:
-        (path, file_id), written = entry
-        try:
-            # Not through the node: its lock may be held by a pass that hangs.
-            with open_in_container(path, writable=True) as region:
-                if region.file_id == file_id:
-                    self._give_back_to(region, written)
-        except (RegionError, OSError) as error:
-            # Else the region is gone, and with it the values.
-            if missing_for(error).reason in _MAY_PASS:
-                self.count("errors")
-                self.events.failed("not given back", error, written.container)
-                return
-        self._written.pop((path, file_id), None)
 
-    def _give_back_to(self, region: Region, written: _WrittenState) -> None:
-        mark = region.recent_kernel
-        if written.blocked and mark < 0:
-            try:
-                region.set_recent_kernel(0, expected=mark)
-            except LimitConflict:
-                pass  # another process has just unblocked it
-            else:
-                self.count("unblocks")
-                message = "launches go on, the agent ends"
-                self.events.emit("unblocked", message, written.container, distinct="end")
-        found = written.switch_found
-        if found is not None and int(region.utilization_switch) == written.switch_set:
-            region.set_utilization_switch(bool(found))
-            on = "on" if found else "off"
-            message = f"SM limiting is {on}, as it was found"
-            self.events.emit(f"limiting_{on}", message, written.container, distinct="end")
+def decide_acts(observation: Observation) -> Iterator[tuple[Container, list[Act]]]:
+    """Yield what the rule wants of each region under the roots, from its values alone."""
+    states = list(_states(observation))
+    verdicts = decide([state for _, state in states])
+    for (container, state), verdict in zip(states, verdicts, strict=True):
+        acts = []
+        mark, switch = state.recent_kernel, state.utilization_switch
+        if verdict.recent_kernel != mark or verdict.blocked:
+            # A region that was found blocked is from now on kept so by this process.
+            back = 0 if verdict.blocked else None
+            # A launch since the observation does not save from a block.
+            compares = verdict.recent_kernel != BLOCKED
+            acts.append(Act(container, _MARK, mark, verdict.recent_kernel, back, compares))
+        if verdict.utilization_switch != switch:
+            back = int(bool(switch))
+            acts.append(Act(container, _SWITCH, switch, verdict.utilization_switch, back, False))
+        yield container, acts
 
 
 def _states(observation: Observation) -> Iterator[tuple[Container, LaunchState]]:

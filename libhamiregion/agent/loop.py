@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from libhamiregion.node.reader import SHARED_AGE_S
 from libhamiregion.node.slots import LISTING_S
@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.node import Node
     from libhamiregion.node.reader import Observer
-    from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
     from libhamiregion.plan import PlanReconciler
-    from libhamiregion.region import Region
-    from libhamiregion.services.events import Detail, Emit
+    from libhamiregion.services.events import Emit
 
 T = TypeVar("T")
-#: A region's path, and device and inode of its file.
-RegionKey: TypeAlias = "tuple[str, tuple[int, int]]"
 
 # Kubelet kills after 30 s: 15 s for the passes in progress, then 5 s for giving back, of which each
 # task gives its containers 4.
@@ -102,14 +98,6 @@ class Task(ABC):
         """Return the counters by name; a name that ends in ``_paused`` is 0 or 1."""
         with self._counting:
             return {f"{self.name}_{what}": number for what, number in self._counts.items()}
-
-    def _would_write(
-        self, container: Container, field: str, before: Detail, after: Detail, **detail: Detail
-    ) -> None:
-        """Report a change that a dry run leaves out."""
-        detail = {"field": field, "before": before, "after": after, **detail}
-        message = f"{field} would become {after}, from {before}"
-        self.events.emit("would_write", message, container, distinct=field, **detail)
 
     def count(self, what: str, by: int = 1) -> None:
         """Increase a counter of `counted`."""
@@ -313,11 +301,6 @@ def run_each(
     for _, thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     return [item for item, thread in threads if thread.is_alive()]
-
-
-def region_key(region: Region) -> RegionKey:
-    """Identify a region's file."""
-    return region.path, region.file_id
 
 
 def _daemon(target: Callable[[], object], name: str) -> threading.Thread:

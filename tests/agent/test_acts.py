@@ -1,6 +1,7 @@
-"""Regions that stay open for writing from one act to the next."""
+"""Acts on real regions: compared, kept to be taken back, and on the file that was observed."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from support.region_file import RegionFile
 
 from libhamiregion import RegionError
 from libhamiregion.agent import Feedback
-from libhamiregion.agent.acts import WritableRegions
+from libhamiregion.agent.acts import Act, Executor
 from libhamiregion.node import Container, Node
 
 
@@ -21,80 +22,146 @@ def writable_maps(file: RegionFile) -> int:
 
 
 @pytest.fixture
-def writable(node: Node) -> WritableRegions:
-    return WritableRegions(node)
+def executor(node: Node) -> Executor:
+    return Executor(node, rest_s=60.0)
 
 
-def act(node: Node, writable: WritableRegions, value: int) -> Container:
-    """Write to the only container that the node sees now."""
-    node.refresh(processes=False)
-    (container,) = node.containers
-    with writable.open(container) as region:
-        region.set_recent_kernel(value)
-    return container
+@pytest.fixture
+def seen(node: Node) -> Callable[[], Container]:
+    """Have the node see its only container as it is now."""
+
+    def refresh() -> Container:
+        node.refresh(processes=False)
+        (container,) = node.containers
+        return container
+
+    return refresh
+
+
+def mark(container: Container, expected: int, wanted: int, back: int | None = None) -> Act:
+    return Act(container, "recent_kernel", expected, wanted, back)
+
+
+def test_a_value_is_set_only_where_the_observed_one_is_there(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
+) -> None:
+    file = scene.container("a")
+    file.put("recent_kernel", 2)
+    late, act = mark(seen(), 1, 0), mark(seen(), 2, 1)
+    assert executor.carry_out([late, act]) == [act]
+    assert file.get("recent_kernel") == 1
+    assert executor.carry_out([late._replace(compares=False, wanted=5)]) != []
+    assert file.get("recent_kernel") == 5
+
+
+def test_what_is_taken_back_is_the_value_before_the_first_act(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
+) -> None:
+    file = scene.container("a")
+    file.put("recent_kernel", 3)
+    container = seen()
+    for before, after in ((3, 4), (4, 5)):
+        executor.carry_out([mark(container, before, after, back=before)])
+    ((key, kept),) = executor.kept.items()
+    assert [(act.expected, act.wanted, act.back) for act in kept.outstanding] == [(4, 5, 3)]
+    executor.take_back(key, list(kept.acts))
+    assert (file.get("recent_kernel"), kept.acts) == (3, {})
+
+
+def test_a_value_that_another_has_set_since_is_not_taken_back(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
+) -> None:
+    file = scene.container("a")
+    file.put("recent_kernel", 0)
+    executor.carry_out([mark(seen(), 0, 4, back=0)])
+    file.put("recent_kernel", 7)
+    ((key, kept),) = executor.kept.items()
+    assert executor.take_back(key, list(kept.acts)) == []
+    assert (file.get("recent_kernel"), kept.acts) == (7, {})
+
+
+def test_a_value_that_is_to_stay_is_taken_back_and_not_written(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
+) -> None:
+    file = scene.container("a")
+    file.put("recent_kernel", -1)
+    assert executor.carry_out([mark(seen(), -1, -1, back=0)]) == []
+    assert writable_maps(file) == 0
+    ((key, kept),) = executor.kept.items()
+    executor.take_back(key, list(kept.acts))
+    assert file.get("recent_kernel") == 0
+
+
+def test_nothing_is_written_after_the_end(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
+) -> None:
+    file = scene.container("a")
+    file.put("recent_kernel", 2)
+    executor.end(1.0)
+    assert executor.carry_out([mark(seen(), 2, 1, back=2)]) == []
+    assert (file.get("recent_kernel"), executor.kept) == (2, {})
 
 
 def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(
-    scene: NodeScene, node: Node, writable: WritableRegions
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
 ) -> None:
     file = scene.container("a")
-    node.refresh(processes=False)
-    (container,) = node.containers
-    used = set()
-    for _ in range(3):
-        with writable.open(container) as region:
-            used.add(region)
-            region.set_recent_kernel(2)
-        writable.close_rested()
-    assert (len(used), writable_maps(file)) == (1, 1)
-    used.clear()
-    del region
-    writable.close_rested(0.0)
+    file.put("recent_kernel", 9)
+    container = seen()
+    for before in (9, 8, 7):
+        executor.carry_out([mark(container, before, before - 1)])
+        assert writable_maps(file) == 1
+        executor.close_rested()
+    assert (file.get("recent_kernel"), writable_maps(file)) == (6, 1)
+    executor.close_rested(0.0)
     assert writable_maps(file) == 0
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-def test_an_act_is_on_the_file_that_is_there_or_on_none(
-    scene: NodeScene, node: Node, writable: WritableRegions, is_seen: bool
+def test_an_act_is_on_the_file_that_was_observed_or_on_none(
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container], is_seen: bool
 ) -> None:
     """Whether the node has seen the new file or not."""
     file = scene.container("a")
-    container = act(node, writable, 2)
+    file.put("recent_kernel", 3)
+    container = seen()
+    executor.carry_out([mark(container, 3, 2)])
     old = file.path.with_name("old")
     old.hardlink_to(file.path)
     new = file.path.with_name("new")
     new.write_bytes(file.content())
     new.rename(file.path)
     if is_seen:
-        act(node, writable, 1)
+        executor.carry_out([mark(seen(), 2, 1)])
     else:
-        with pytest.raises(RegionError, match="replaced"), writable.open(container) as region:
-            region.set_recent_kernel(1)
+        with pytest.raises(RegionError, match="replaced"):
+            executor.carry_out([mark(container, 2, 1)])
     assert RegionFile(old, file.layout).get("recent_kernel") == 2
     assert file.get("recent_kernel") == (1 if is_seen else 2)
 
 
 def test_an_act_is_on_the_newest_file_of_a_container(
-    scene: NodeScene, node: Node, writable: WritableRegions
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
 ) -> None:
     older = scene.container("a")
-    act(node, writable, 2)
+    older.put("recent_kernel", 3)
+    executor.carry_out([mark(seen(), 3, 2)])
     newer = RegionFile(older.path.with_name("newer.cache"), older.layout)
     newer.path.write_bytes(older.content())
     os.utime(newer.path, (2**31, 2**31))
-    act(node, writable, 1)
+    executor.carry_out([mark(seen(), 2, 1)])
     assert (older.get("recent_kernel"), newer.get("recent_kernel")) == (2, 1)
 
 
 def test_nothing_stays_open_of_an_act_that_fails(
-    scene: NodeScene, node: Node, writable: WritableRegions
+    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
 ) -> None:
     file = scene.container("a")
-    container = act(node, writable, 2)
-    for _ in range(2):
-        with pytest.raises(OSError, match="full"), writable.open(container) as region:
-            raise OSError("full")
-    del region
+    file.put("recent_kernel", 3)
+    container = seen()
+    executor.carry_out([mark(container, 3, 2)])
+    with pytest.raises(ValueError, match="launch mark"):
+        executor.carry_out([mark(container, 2, -7)])
     assert writable_maps(file) == 0
 
 

@@ -237,7 +237,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
 ) -> None:
     """It costs a timeout, then one in so many passes."""
     files, processes = zip(*map(attach, ("stuck", "fine")), strict=True)
-    task.timeout_s = 0.01
+    task.executor.lock_timeout_s = 0.01
 
     def pass_with(*percents: int) -> None:
         for sm in percents:
@@ -297,7 +297,7 @@ def test_figures_that_cannot_be_taken_back_are_told(
 ) -> None:
     file, process = attached
     play_twice(fake_driver, process, task)
-    task.timeout_s = 0.01
+    task.executor.lock_timeout_s = 0.01
     with open_region(file, writable=True) as region, region.lock():
         task.stop()
     assert figures(file) == (300 * MIB, 61)
@@ -318,5 +318,5 @@ def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
         task.once()
     file.path.unlink()
     task.once()
-    assert task._seen == task._written == {}
+    assert task._seen == task.executor.kept == {}
     assert task.counters()["figures_errors"] == 0

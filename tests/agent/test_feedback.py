@@ -232,7 +232,7 @@ def test_a_container_that_makes_its_region_anew_again_and_again_leaves_nothing_b
         launch(low)
         one_pass(feedback)
         assert low.get("recent_kernel") == -1
-        assert len(feedback._written) <= 2
+        assert len(feedback.executor.kept) <= 2
 
 
 # ---- Containers that come, go and misbehave -----------------------------------------------------
