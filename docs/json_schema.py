@@ -38,8 +38,8 @@ from libhamiregion import (
 )
 from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.names import Names
-from libhamiregion.cli.node_page import GapRow, GpuState
 from libhamiregion.cli.processes import ProcessRow
+from libhamiregion.cli.views import GapRow, GpuState
 from libhamiregion.doctor import Finding, Repair
 from libhamiregion.node import Container
 from libhamiregion.node.nvml import NvmlState

@@ -92,7 +92,6 @@ TESTED_IN = {
     "testing/process": "testing/test_fake_node",
     "cli/failures": "cli/test_app",
     "cli/format": "cli/test_tables",
-    "cli/node_page": "cli/test_containers",
     "cli/options": "cli/test_targets",
     "cli/output": "cli/test_tables",
     "cli/terminal": "cli/test_tables",

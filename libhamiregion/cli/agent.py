@@ -31,7 +31,6 @@ from .exporter import metrics_options, metrics_server
 from .failures import Failure, Refused, bad_arguments
 from .help import verb
 from .limits_plan import PlanChoice, annotations_option, state_option
-from .node_page import root_failure
 from .service import (
     ServiceLog,
     collect_rarely,
@@ -40,6 +39,7 @@ from .service import (
     serve_documents,
     stop_signals,
 )
+from .views import root_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, On, Page, Table
-from .views import Opened, view_options
+from .views import NodeView, Opened, view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from libhamiregion.node import Container, Observation
     from libhamiregion.observation.model import ContainerDetails
     from libhamiregion.observation.selector import HasDevice
-
-    from .node_page import NodeView
 
 
 @verb("hamiregion containers", "hamiregion containers --namespace research --watch 2")

@@ -17,10 +17,9 @@ from . import options
 from .failures import DONE, PROBLEMS
 from .help import verb
 from .names import Names, name_texts, names_of, some
-from .node_page import NodeView, devices_of, driver_answer
 from .output import as_plain, show, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, Block, Column, Lines, Page, Table
-from .views import OpenedNode, node_view_options
+from .views import NodeView, OpenedNode, devices_of, driver_answer, node_view_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -30,9 +30,9 @@ from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure, failures_of
 from .help import verb
 from .names import Names, name_columns, name_texts, names_of, some
-from .node_page import node_warnings
-from .output import DRY_RUN, as_plain, show
+from .output import DRY_RUN, show
 from .tables import CRITICAL, DIM, UNLIMITED, WARN, Block, Column, Lines, Page, Table
+from .views import node_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,13 +67,11 @@ class PlanChoice:
 
     def sources(self) -> list[PlanSource]:
         """The plan as it is and will be; the watch of pods has begun. A bad plan is no failure."""
-        sources: list[PlanSource] = []
-        if self.path is not None:
-            sources.append(PlanFile(self.path))
+        sources: list[PlanSource] = [] if self.path is None else [PlanFile(self.path)]
         if self.from_annotations:
-            pods = self._pods()
-            pods.start()
-            sources.append(PodAnnotations(pods, maximum_percent=self.maximum_percent))
+            annotations = self._annotations()
+            annotations.pods.start()
+            sources.append(annotations)
         return sources
 
     def load(self) -> SourceReading:
@@ -91,16 +89,15 @@ class PlanChoice:
                 raise InvalidPlan(f"the plan cannot be used\n{error}") from None
             readings.append(SourceReading(plan))
         if self.from_annotations:
-            pods = self._pods()
+            annotations = self._annotations()
             with failures_of(KubernetesError, about="the pods of this node cannot be listed: "):
-                pods.load()
-            annotations = PodAnnotations(pods, maximum_percent=self.maximum_percent)
+                annotations.pods.load()
             readings.append(annotations.read())
         return join_readings(readings)
 
-    def _pods(self) -> NodePods:
-        choice = self.node_choice
-        return NodePods(choice.node_name, kubeconfig=self.kubeconfig)
+    def _annotations(self) -> PodAnnotations:
+        pods = NodePods(self.node_choice.node_name, kubeconfig=self.kubeconfig)
+        return PodAnnotations(pods, maximum_percent=self.maximum_percent)
 
 
 _plan = functools.partial(options.option, group="Plan")
@@ -305,11 +302,7 @@ def _diff_object(found: PlanDiff) -> dict[str, Any]:
     """A diff for programs."""
     return {
         "changes": [
-            {
-                **_place(each),
-                "refused": bool(each.refused),
-                "edits": [as_plain(edit) for edit in each.edits],
-            }
+            {**_place(each), "refused": bool(each.refused), "edits": each.edits}
             for each in found.containers
             if each.edits
         ],

@@ -26,10 +26,9 @@ from .containers import (
 from .format import is_used, ratio_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
-from .node_page import NodeView, driver_answer
 from .output import end_by_sigterm, on_terminal
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
-from .views import NodesView, Opened, view_options
+from .views import NodesView, NodeView, Opened, driver_answer, view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

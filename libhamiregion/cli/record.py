@@ -25,10 +25,10 @@ from libhamiregion.units import parse_duration
 from . import options
 from .failures import Failure, bad_arguments, failures_of
 from .help import verb
-from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
 from .service import SIGNALS, ServiceLog, on_signals
 from .tables import UNLIMITED
+from .views import node_warnings, root_failure
 
 if TYPE_CHECKING:
     from libhamiregion.report.writer import Written

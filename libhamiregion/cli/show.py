@@ -61,16 +61,14 @@ def _show_again(targets: Targets, observation: Observation, as_json: bool) -> No
 
     rows = {each.region_path: row for row, each in enumerate(observation.containers)}
     evidence = observation.evidence or NodeEvidence()
-    places = targets.places_in(observation)
-    for number, place in enumerate(places):
+    for place in targets.places_in(observation):
         row = rows[place.path]
         large = evidence.large.get(row)
         snapshot = observation.table.snapshot(row) if large is None else large.table.snapshot(0)
         snapshot = attrs.evolve(without_impossible(snapshot), path=place.path)
         found = evidence.regions.get(row)
         page = region_page(snapshot, burst=found is not None and found.burst)
-        at = attrs.evolve(place, position=number if len(places) > 1 else None)
-        show_page(attrs.evolve(page, data=at.data | page.data, heading=at.heading), as_json)
+        show_page(attrs.evolve(page, data=place.data | page.data, heading=place.heading), as_json)
 
 
 @verb("hamiregion mine", "hamiregion mine --json --watch 5")

@@ -92,18 +92,12 @@ class Targets:
             Failure: A text means no container that has a region.
         """
         if self.texts and all(map(is_file, self.texts)):
-            return [Place(each) for each in self.texts]
+            return self._all_named((), (), writable)
         with self.node() as node:
             if node.root_problem is not None:
                 raise Failure(node.root_problem)
             present = {each for each in node.containers if each.region is not None}
-            found: list[Place] = []
-            for text in self.texts or (None,):
-                if text is not None and is_file(text):
-                    found.append(Place(text))
-                else:
-                    found += self._named(node.containers, present, text, writable)
-        return found
+            return self._all_named(node.containers, present, writable)
 
     def for_each(
         self, act: Callable[[Region, Place], Any], *, writable: bool = False, only_one: bool = False
@@ -124,10 +118,10 @@ class Targets:
         places, code = self.places(writable=writable), DONE
         if only_one and len(places) > 1:
             raise click.UsageError("--watch shows one region; name one container.")
-        for number, place in enumerate(places):
+        for place in places:
             try:
                 with open_region(place.path, writable=writable, layout=self.layout) as region:
-                    act(region, attrs.evolve(place, position=number if len(places) > 1 else None))
+                    act(region, place)
             except BrokenPipeError:
                 raise
             except (RegionError, OSError, click.ClickException) as error:
@@ -153,9 +147,23 @@ class Targets:
                 raise click.UsageError(f"{text} is a file, and --from has a document's containers")
         read = zip(observation.table.regions.code, observation.containers, strict=True)
         present = {each for code, each in read if code == 0}
-        texts = self.texts or (None,)
-        found = [self._named(observation.all_containers, present, text, False) for text in texts]
-        return [place for places in found for place in places]
+        return self._all_named(observation.all_containers, present, writable=False)
+
+    def _all_named(
+        self, containers: Sequence[Container], present: Collection[Container], writable: bool
+    ) -> list[Place]:
+        found = [
+            place
+            for text in self.texts or (None,)
+            for place in (
+                [Place(text)]
+                if text is not None and is_file(text)
+                else self._named(containers, present, text, writable)
+            )
+        ]
+        if len(found) > 1:
+            return [attrs.evolve(each, position=number) for number, each in enumerate(found)]
+        return found
 
     def _named(
         self,

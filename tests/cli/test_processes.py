@@ -26,11 +26,11 @@ from support.node_scene import NodeScene
 from support.wait import PATIENCE_S
 
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
-from libhamiregion.cli.node_page import NodeView
 from libhamiregion.cli.options import DriverChoice, NodeChoice
 from libhamiregion.cli.processes import Top, TopKeys, process_page
 from libhamiregion.cli.tables import Page
 from libhamiregion.cli.terminal import draw_page, fit_page
+from libhamiregion.cli.views import NodeView
 from libhamiregion.node import Selector
 from libhamiregion.testing import FakeNode
 
