@@ -27,7 +27,7 @@ from libhamiregion.units import (
 from . import options
 from .failures import ErrorGroup, Refused, bad_arguments
 from .format import EFFECT_WORDS, memory_bar
-from .output import UNDO, show, show_done
+from .output import UNDO, Answer
 from .tables import Block, Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
@@ -83,7 +83,7 @@ _COLUMNS = (
 @limits.verb("get", "hamiregion limits get -n research bert-0", "hamiregion limits get --all")
 @target_options(reads=True)
 @options.device_option
-@options.output_options
+@options.answer_options
 def get(targets: Targets, **settings: Any) -> int:
     """Show a container's limits, and the rules of a plan that keep them."""
     kept = _kept(targets)
@@ -91,7 +91,7 @@ def get(targets: Targets, **settings: Any) -> int:
 
 
 def _get(
-    region: Region, place: Place, kept: KeptLimits, device: int | str | None, as_json: bool
+    region: Region, place: Place, kept: KeptLimits, device: int | str | None, answer: Answer
 ) -> None:
     with bad_arguments():
         indices = region.device_indices if device is None else (find_device(region, device),)
@@ -122,7 +122,7 @@ def _get(
         blocks.append(Lines([_kept_words(key, rule) for key, rule in rules.items()]))
     if burst:
         blocks.append(Lines(["burst: programs of `hamiregion run` use idle GPU time"]))
-    show(Page("limits/1", data, blocks, heading=place.heading), as_json)
+    answer.show(Page("limits/1", data, blocks, heading=place.heading))
 
 
 def _kept(targets: Targets) -> KeptLimits:
@@ -180,7 +180,7 @@ def _kept_words(key: tuple[str, int | None], rule: Rule) -> str:
 )
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
 @click.option("--undo-file", type=options.NO_DIRECTORY, metavar="FILE", help="Write an undo plan.")
-@options.output_options
+@options.answer_options
 def set_(
     targets: Targets,
     memory: str | None,
@@ -239,7 +239,7 @@ class _Call:
         dry_run: Whether nothing is written.
         stack: Closes the node.
         force: Whether raises beyond the card are allowed, and all that the library refuses.
-        as_json: Whether to answer in JSON.
+        answer: How to answer.
         regions: Their files.
         changes: What was changed, or would be, and is not in the observation.
         observation: The node, once a limit was to be raised.
@@ -254,7 +254,7 @@ class _Call:
     dry_run: bool
     stack: contextlib.ExitStack
     force: bool
-    as_json: bool
+    answer: Answer
     regions: set[tuple[int, int]] = attrs.field(init=False, factory=set)
     changes: list[MemoryChange] = attrs.field(init=False, factory=list)
     observation: Observation | None = attrs.field(init=False, default=None)
@@ -285,6 +285,7 @@ class _Call:
         ]
         if switch is not None:
             lines.append(_sentence(switch, dry_run=dry_run))
+        self._note_unknown_cards(region, place, changes)
         notes = self._other_orders(region, changes)
         lines += [f"note: {each}" for each in notes]
         data: dict[str, Any] = {
@@ -299,8 +300,8 @@ class _Call:
             ],
             "notes": notes,
         }
-        show_done(
-            "limit-changes/1", region, lines, self.as_json, place=place, dry_run=dry_run, **data
+        self.answer.show_done(
+            "limit-changes/1", region, lines, place=place, dry_run=dry_run, **data
         )
 
     def write_undo(self, path: str) -> None:
@@ -361,6 +362,24 @@ class _Call:
             for each in beyond_cards(self.observation, [*self.changes, *changes]):
                 if each.change in changes and region.file_id in files:
                     raise Refused(f"{each.words}; --force sets it all the same")
+
+    def _note_unknown_cards(self, region: Region, place: Place, made: list[LimitChange]) -> None:
+        """Say which raises were not compared with the card: its memory is not known."""
+        from libhamiregion.observation.cards import cards
+
+        if self.observation is None or all(
+            each.identity != region.file_id for each in self.observation.containers
+        ):
+            return
+        by_uuid = cards(self.observation)
+        for each in _memory_changes(region, made):
+            card = by_uuid.get(each.uuid)
+            if each.is_raise and (card is None or card.memory_total_bytes is None):
+                click.echo(
+                    f"Note: {place.label}the memory of device {each.device}'s GPU is not known, so"
+                    " its limits may add up to more",
+                    err=True,
+                )
 
     def _observe(self) -> Observation:
         from libhamiregion.node import NvmlSampler, Observer

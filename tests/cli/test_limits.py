@@ -344,6 +344,18 @@ def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
     assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
 
 
+def test_a_raise_says_so_if_the_card_s_memory_is_not_known(
+    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
+) -> None:
+    scene, a, _ = shared
+    fake_driver.play("error nvmlInitWithFlags 9")
+    code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
+    assert (code, a.get("limit")) == (0, 17 * GIB)
+    assert said.startswith("Note: the memory of device 0's GPU is not known"), said
+    for words in (("--memory", "16GiB"), ("--memory", "18GiB", "--force"), ("--sm", "50")):
+        assert set_on_card(scene, fake_driver, "a", *words) == (0, "")
+
+
 # The command, with a file system that fails when the first region is written.
 FAILS_ONCE = """
 import errno, sys
