@@ -28,18 +28,17 @@ if TYPE_CHECKING:
     from libhamiregion.observation.model import ContainerDetails
     from libhamiregion.observation.selector import HasDevice
 
+    from .output import Answer
+
 
 @verb("hamiregion containers", "hamiregion containers --namespace research --watch 2")
 @view_options
 @click.option("--by", type=click.Choice(["gpu"]), help="Sum up the limits on each GPU.")
-@options.watch_option
-@options.wide_output_options
-def containers(
-    opened: Opened, by: str | None, wide: bool, interval_s: float | None, as_json: bool
-) -> None:
+@options.watch_options
+def containers(opened: Opened, by: str | None, answer: Answer) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
     with opened as view:
-        view.show(lambda node: container_page(node, wide=wide, by=by), interval_s, as_json)
+        view.show(lambda node: container_page(node, wide=answer.wide, by=by), answer)
 
 
 def container_page(view: NodeView, *, wide: bool, by: str | None = None) -> Page:

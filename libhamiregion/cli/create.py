@@ -17,7 +17,7 @@ from libhamiregion.layouts import LAYOUTS
 from . import options
 from .failures import bad_arguments
 from .help import verb
-from .output import DRY_RUN, show
+from .output import DRY_RUN, Answer
 from .show import region_page
 from .tables import Lines
 
@@ -69,14 +69,14 @@ if TYPE_CHECKING:
 )
 @options.force_option(help="Also memory limits below 16 MiB.")
 @options.dry_run_option
-@options.output_options
+@options.answer_options
 def create(
     path: str,
     burst: bool,
     from_environment: bool,
     hami_version: HamiVersion | None,
     dry_run: bool,
-    as_json: bool,
+    answer: Answer,
     **settings: Any,
 ) -> None:
     """Make a new region FILE that libvgpu accepts; never overwrites."""
@@ -103,7 +103,7 @@ def create(
             return region.snapshot()
 
     if not dry_run:
-        show(region_page(make(path), burst=burst), as_json)
+        answer.show(region_page(make(path), burst=burst))
         return
     Path(path).absolute().parent.stat()
     if os.path.lexists(path):
@@ -111,4 +111,4 @@ def create(
     with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
         made = make(f"{directory}/dry-run.cache")
     snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
-    show(region_page(snapshot, Lines([DRY_RUN]), burst=burst), as_json)
+    answer.show(region_page(snapshot, Lines([DRY_RUN]), burst=burst))

@@ -17,7 +17,7 @@ from . import options
 from .failures import DONE, PROBLEMS
 from .help import verb
 from .names import Names, name_texts, names_of, some
-from .output import as_plain, show, show_all
+from .output import Answer, as_plain
 from .tables import CRITICAL, DIM, GOOD, WARN, Block, Column, Lines, Page, Table
 from .views import NodeView, OpenedNode, devices_of, driver_answer, node_view_options
 
@@ -62,25 +62,23 @@ def _kind(typed: str) -> FindingKind:
     "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
 )
 @options.dry_run_option
-@options.watch_option
-@options.output_options
+@options.watch_options
 def doctor(
     opened: OpenedNode,
     kinds: tuple[FindingKind, ...],
     repairs_wanted: bool,
     dry_run: bool,
-    interval_s: float | None,
-    as_json: bool,
+    answer: Answer,
 ) -> int:
     """Find what is wrong on this node, with evidence and advice, and repair it with --repair."""
     if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
-    if repairs_wanted and interval_s is not None:
+    if repairs_wanted and answer.interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
     with opened as view:
         examination = _Examination(view, kinds)
-        if interval_s is not None:
-            show_all(lambda: examination.page(examination.find()), interval_s, as_json)
+        if answer.interval_s is not None:
+            answer.show_all(lambda: examination.page(examination.find()))
             return DONE
         found, repairs = examination.find(), None
         if repairs_wanted and view.live is not None:
@@ -88,7 +86,7 @@ def doctor(
             if not dry_run and any(each.actions for each in repairs):
                 found = examination.find()
         page = examination.page(found, repairs, dry_run=dry_run)
-        show(page, as_json)
+        answer.show(page)
     return PROBLEMS if page.data["left"] else DONE
 
 
@@ -142,14 +140,14 @@ class _Examination:
         """Show findings, or what is left of them after repairs."""
         # The one that was diagnosed.
         observation = self.view.observer.observe(max_age_s=math.inf)
-        answer, gap = driver_answer(observation)
+        driver, gap = driver_answer(observation)
         repaired = [
             _object(each.finding)
             | {"done": each.done, "actions": each.actions, "error": each.error}
             for each in repairs or ()
         ]
         data = {
-            "driver": answer,
+            "driver": driver,
             "dry_run": dry_run,
             "repairs": None if repairs is None else repaired,
             "findings": list(map(_object, found)),

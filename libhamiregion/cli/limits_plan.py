@@ -30,7 +30,7 @@ from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure, failures_of
 from .help import verb
 from .names import Names, name_columns, name_texts, names_of, some
-from .output import DRY_RUN, show
+from .output import DRY_RUN, Answer
 from .tables import CRITICAL, DIM, UNLIMITED, WARN, Block, Column, Lines, Page, Table
 from .views import node_warnings
 
@@ -135,7 +135,7 @@ plan_options = options.all_of(
         help="Also limits below use or beyond the card, and SM limits that stop processes.",
     ),
     options.directory_options,
-    options.json_option,
+    options.json_answer_options,
     options.group_options("choice", PlanChoice),
 )
 
@@ -145,12 +145,12 @@ plan_options = options.all_of(
     "hamiregion limits diff --from-annotations --node-name gpu-1",
 )
 @plan_options
-def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
+def diff(choice: PlanChoice, force: bool, answer: Answer) -> int:
     """Show what PLAN, a YAML or JSON file, would change on this node.  Nothing is changed."""
     reading = choice.load()
     with choice.node_choice.open() as node:
         found = _compared(node, reading, force=force)
-        show(_page(node, reading, found), as_json)
+        answer.show(_page(node, reading, found))
     return PROBLEMS if found.changes or found.unapplied or reading.problems else DONE
 
 
@@ -164,9 +164,8 @@ def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
 @_plan("--undo", type=options.PATH, metavar="FILE")
 def apply(
     choice: PlanChoice,
-    *,
     force: bool,
-    as_json: bool,
+    answer: Answer,
     dry_run: bool,
     state: str | None,
     undo: str | None,
@@ -181,7 +180,7 @@ def apply(
         found = _compared(node, reading, force=force)
         page = _page(node, reading, found)
         is_complete = not found.unapplied and not reading.problems
-        answer: dict[str, Any] = {"dry_run": dry_run, "undo": None, "outcomes": []}
+        done: dict[str, Any] = {"dry_run": dry_run, "undo": None, "outcomes": []}
         lines = Lines([DRY_RUN])
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
@@ -190,12 +189,10 @@ def apply(
                 {**_place(each.diff), "status": each.status, "message": each.message}
                 for each in result.outcomes
             ]
-            answer |= {"undo": result.undo_path, "outcomes": outcomes}
+            done |= {"undo": result.undo_path, "outcomes": outcomes}
             is_complete = is_complete and result.all_applied
-    data = {**page.data, **answer}
-    show(
-        attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, lines]), as_json
-    )
+    data, blocks = {**page.data, **done}, [*page.blocks, lines]
+    answer.show(attrs.evolve(page, schema="plan-result/1", data=data, blocks=blocks))
     return DONE if is_complete else PROBLEMS
 
 

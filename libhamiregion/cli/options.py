@@ -18,6 +18,7 @@ from libhamiregion.units import parse_duration, typed_memory_limit
 
 from .failures import in_command_words
 from .help import WATCH, Option
+from .output import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -310,21 +311,20 @@ chosen_options = all_of(
 )
 
 
-def _is_json(as_json: bool, output: str | None) -> bool:
-    return as_json or output == "json"
+def _answer(as_json: bool, output: str | None = None, interval_s: float | None = None) -> Answer:
+    return Answer(as_json or output == "json", output == "wide", interval_s)
 
 
+_answered = group_options("answer", _answer)
+#: Adds --json; the command gets `answer`, an `Answer`.
+json_answer_options = all_of(json_option, _answered)
+#: Adds -o as well.
+answer_options = all_of(json_option, output_option, _answered)
+#: Adds --watch and these.
+watch_options = all_of(watch_option, answer_options)
 #: Adds --json and -o; the command gets `as_json`.
-output_options = all_of(json_option, output_option, group_options("as_json", _is_json))
-
-
-def _wide(command: Command) -> Command:
-    @functools.wraps(command)
-    def called(*args: Any, **given: Any) -> Any:
-        return command(*args, wide=given["output"] == "wide", **given)
-
-    return called  # type: ignore[return-value]
-
-
-#: Adds --json and -o; the command gets `as_json` and `wide`.
-wide_output_options = all_of(_wide, output_options)
+output_options = all_of(
+    json_option,
+    output_option,
+    group_options("as_json", lambda as_json, output: as_json or output == "json"),
+)

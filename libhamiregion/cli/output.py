@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -31,64 +32,86 @@ DRY_RUN = "dry run: nothing was written"
 UNDO = "undo: "
 
 
-def show_done(
-    schema: str,
-    region: Region,
-    lines: Sequence[str],
-    as_json: bool,
-    *,
-    place: Place,
-    dry_run: bool,
-    **data: Any,
-) -> None:
-    """Show what a command has done in one region, or would have done."""
-    about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
-    said = [*lines, DRY_RUN] if dry_run else lines
-    said = [line if line.startswith(UNDO) else place.label + line for line in said]
-    show(Page(schema, about | data, [Lines(said)]), as_json)
+@attrs.frozen
+class Answer:
+    """How a verb answers.
 
-
-def show(page: Page, as_json: bool) -> None:
-    """Show one answer.
-
-    Raises:
-        Failure: The page says that the command has failed.
+    Attributes:
+        as_json: In JSON, an object on a line.
+        wide: With more columns.
+        interval_s: Again at this interval, until Ctrl-C; None once.
     """
-    has_colours = os.environ.get("FORCE_COLOR") and not os.environ.get("NO_COLOR")
-    if not as_json and (on_terminal() or has_colours):
-        from .terminal import console, draw_page
 
-        screen = console()
-        screen.print(draw_page(page, screen.width))
-    else:
-        _write_page(page, as_json)
-    if page.failure is not None:
-        raise Failure(page.failure)
+    as_json: bool = False
+    wide: bool = False
+    interval_s: float | None = None
 
+    def show(self, page: Page) -> None:
+        """Show one page.
 
-def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) -> None:
-    """Show an answer once, or at an interval until Ctrl-C.
+        Raises:
+            Failure: The page says that the command has failed.
+        """
+        has_colours = os.environ.get("FORCE_COLOR") and not os.environ.get("NO_COLOR")
+        if not self.as_json and (on_terminal() or has_colours):
+            from .terminal import console, draw_page
 
-    At an interval, a failure is shown as a warning.
-    """
-    if interval_s is None:
-        show(look(), as_json)
-        return
-    end_by_sigterm()
-    pages = (look() for _ in ticks(interval_s))
-    try:
-        if on_terminal() and not as_json:
+            screen = console()
+            screen.print(draw_page(page, screen.width))
+        else:
+            _write_page(page, self.as_json)
+        if page.failure is not None:
+            raise Failure(page.failure)
+
+    def show_done(
+        self,
+        schema: str,
+        region: Region,
+        lines: Sequence[str],
+        *,
+        place: Place,
+        dry_run: bool,
+        **data: Any,
+    ) -> None:
+        """Show what a command has done in one region, or would have done."""
+        about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
+        said = [*lines, DRY_RUN] if dry_run else lines
+        said = [line if line.startswith(UNDO) else place.label + line for line in said]
+        self.show(Page(schema, about | data, [Lines(said)]))
+
+    def show_all(self, look: Callable[[], Page]) -> None:
+        """Show pages as they are made: one, or one at each interval.
+
+        At an interval, a failure is shown as a warning.
+        """
+        if self.interval_s is None:
+            self.show(look())
+            return
+        end_by_sigterm()
+        pages = (look() for _ in ticks(self.interval_s))
+        # Ctrl-C is how a watch ends, not how it fails.
+        with contextlib.suppress(KeyboardInterrupt):
+            if self.as_json or not on_terminal():
+                _write_all(pages, self.as_json)
+                return
             from .terminal import console, fit_page, live
 
             screen = console()
             with live(screen) as picture:
                 for page in pages:
                     picture.update(fit_page(page, screen)[0], refresh=True)
-        else:
-            _write_all(pages, as_json)
-    except KeyboardInterrupt:
-        # Ctrl-C is how a watch ends, not how it fails.
-        return
+
+
+def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) -> None:
+    """Show an answer once, or at an interval until Ctrl-C."""
+    Answer(as_json, interval_s=interval_s).show_all(look)
+
+
+def show_done(
+    schema: str, region: Region, lines: Sequence[str], as_json: bool, **about: Any
+) -> None:
+    """Show what a command has done in one region, or would have done."""
+    Answer(as_json).show_done(schema, region, lines, **about)
 
 
 def end_by_sigterm() -> None:

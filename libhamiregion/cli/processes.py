@@ -26,7 +26,7 @@ from .containers import (
 from .format import is_used, ratio_bar, sm_bar
 from .help import verb
 from .names import Names, name_columns, names_of
-from .output import end_by_sigterm, on_terminal
+from .output import Answer, end_by_sigterm, on_terminal
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 from .views import NodesView, NodeView, Opened, driver_answer, view_options
 
@@ -67,32 +67,30 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         show_default=True,
         help="By name, memory in use, SM or host pid.",
     )
-    return options.all_of(
-        sort_option, view_options, options.watch_option, options.wide_output_options
-    )
+    return options.all_of(sort_option, view_options, options.watch_options)
 
 
 @verb("hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory")
 @_common_options("name")
-def ps(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def ps(opened: Opened, sort: str, answer: Answer) -> None:
     """Show the processes of this node that use a region or a GPU."""
     with opened as view:
-        view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
+        view.show(lambda node: process_page(node, sort, wide=answer.wide), answer)
 
 
 @verb("hamiregion top", "hamiregion top --namespace research --sort sm")
 @_common_options("memory")
-def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def top(opened: Opened, sort: str, answer: Answer) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
     with opened as view:
-        if isinstance(view, NodesView) and not as_json:
-            view.show(lambda node: Top(node, wide=wide).page(TopKeys(sort)), interval_s, as_json)
-        elif isinstance(view, NodesView) or as_json or not on_terminal() or not view.is_live:
-            view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
+        if isinstance(view, NodesView) and not answer.as_json:
+            view.show(lambda node: Top(node, wide=answer.wide).page(TopKeys(sort)), answer)
+        elif isinstance(view, NodesView) or answer.as_json or not on_terminal() or not view.is_live:
+            view.show(lambda node: process_page(node, sort, wide=answer.wide), answer)
         else:
             end_by_sigterm()
             with contextlib.suppress(KeyboardInterrupt):
-                _top_live(Top(view, wide=wide), interval_s or 1.0, sort)
+                _top_live(Top(view, wide=answer.wide), answer.interval_s or 1.0, sort)
 
 
 def _top_live(top: Top, interval_s: float, sort: str) -> None:

@@ -36,7 +36,7 @@ from .failures import Failure, bad_arguments, failures_of
 from .format import ratio_bar, ratio_style
 from .help import verb
 from .names import some
-from .output import show, write
+from .output import Answer, write
 from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     )
     if path is None and form in {"text", "json"}:
         page = Page("report/2", report_json(made), blocks, notes=made.warnings)
-        show(page, form == "json")
+        Answer(as_json=form == "json").show(page)
         return
     makers: dict[str, Callable[[Report], str]] = {
         "html": report_html,

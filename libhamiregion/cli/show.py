@@ -22,8 +22,7 @@ from . import options
 from .failures import DONE
 from .format import age_words, fill_ratio, is_used, lock_word, memory_bar, sm_bar, status_word
 from .help import verb
-from .output import as_plain, program, show_all
-from .output import show as show_page
+from .output import Answer, as_plain, program
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Block, Column, Facts, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
@@ -37,25 +36,24 @@ if TYPE_CHECKING:
 @verb("hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1")
 @target_options(reads=True)
 @options.from_option
-@options.watch_option
-@options.output_options
-def show(targets: Targets, document: str | None, interval_s: float | None, as_json: bool) -> int:
+@options.watch_options
+def show(targets: Targets, document: str | None, answer: Answer) -> int:
     """Show the devices, limits and processes of a container, or of a region's FILE."""
     if document is not None:
         # A region's file needs none of a node's verbs, and is shown sooner without them.
         from .views import replay
 
-        _show_again(targets, replay(document, "layout").observation, as_json)
+        _show_again(targets, replay(document, "layout").observation, answer)
         return DONE
 
     def act(region: Region, place: Place) -> None:
         opened = functools.partial(open_region, region.path, layout=targets.layout)
-        _show(opened, interval_s, as_json, place)
+        _show(opened, answer, place)
 
-    return targets.for_each(act, only_one=interval_s is not None)
+    return targets.for_each(act, only_one=answer.interval_s is not None)
 
 
-def _show_again(targets: Targets, observation: Observation, as_json: bool) -> None:
+def _show_again(targets: Targets, observation: Observation, answer: Answer) -> None:
     """Show regions of a document."""
     from libhamiregion.observation.evidence import NodeEvidence
 
@@ -68,23 +66,21 @@ def _show_again(targets: Targets, observation: Observation, as_json: bool) -> No
         snapshot = attrs.evolve(without_impossible(snapshot), path=place.path)
         found = evidence.regions.get(row)
         page = region_page(snapshot, burst=found is not None and found.burst)
-        show_page(attrs.evolve(page, data=place.data | page.data, heading=place.heading), as_json)
+        answer.show(attrs.evolve(page, data=place.data | page.data, heading=place.heading))
 
 
 @verb("hamiregion mine", "hamiregion mine --json --watch 5")
-@options.watch_option
-@options.output_options
-def mine(interval_s: float | None, as_json: bool) -> None:
+@options.watch_options
+def mine(answer: Answer) -> None:
     """Show the region of the container that this runs in, with its processes' commands."""
     from libhamiregion.node import ProcessTable
 
-    _show(own_region, interval_s, as_json, None, ProcessTable())
+    _show(own_region, answer, None, ProcessTable())
 
 
 def _show(
     opened: Callable[[], Region],
-    interval_s: float | None,
-    as_json: bool,
+    answer: Answer,
     place: Place | None,
     programs: ProcessTable | None = None,
 ) -> None:
@@ -108,7 +104,7 @@ def _show(
             return page
         return attrs.evolve(page, data=place.data | page.data, heading=place.heading)
 
-    show_all(look, interval_s, as_json)
+    answer.show_all(look)
 
 
 def _programs(

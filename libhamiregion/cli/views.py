@@ -21,7 +21,7 @@ from libhamiregion.node import NvmlState, Observer, driver_gap
 from . import options
 from .failures import Failure, failures_of
 from .names import Chosen, Names, means, name_texts, names_of, some, unknown_name
-from .output import show, show_all, write_json
+from .output import Answer, write_json
 from .tables import Block, Column, Page, Table
 
 if TYPE_CHECKING:
@@ -218,11 +218,9 @@ class NodeView:
         """The observer of a node that can be read again; None for a document."""
         return self.observer if isinstance(self.observer, Observer) else None
 
-    def show(
-        self, page_of: Callable[[NodeView], Page], interval_s: float | None, as_json: bool
-    ) -> None:
+    def show(self, page_of: Callable[[NodeView], Page], answer: Answer) -> None:
         """Show the page that a function makes of the node, once or at an interval."""
-        show_all(lambda: page_of(self), interval_s, as_json)
+        answer.show_all(lambda: page_of(self))
 
     def device_test(self, observation: Observation) -> Callable[[HasDevice], bool] | None:
         """Return a function that says whether a device is selected; None if all are."""
@@ -407,15 +405,12 @@ class NodesView:
 
     view_of: Callable[[Replay], NodeView]
 
-    def show(
-        self, page_of: Callable[[NodeView], Page], interval_s: float | None, as_json: bool
-    ) -> None:
+    def show(self, page_of: Callable[[NodeView], Page], answer: Answer) -> None:
         """Show the pages that a function makes of the nodes as one, with a column NODE.
 
         Raises:
             Failure: No node is shown, or a document cannot be read.
         """
-        del interval_s  # refused with --from
         pages: list[tuple[str, Page]] = []
         broken = []
         for node, observation in _documents():
@@ -423,13 +418,13 @@ class NodesView:
                 broken.append(f"{node}: {observation}")
                 continue
             page = page_of(self.view_of(Replay(observation)))
-            if as_json:
+            if answer.as_json:
                 write_json(page.schema, page.data, node=node)
             # A selection is of some node; a directory that cannot be listed is this node's.
             if observation.root_problem is not None:
                 broken.append(f"{node}: {page.failure}")
             pages.append((node, page))
-        show(_joined(pages, broken, with_tables=not as_json), as_json=False)
+        Answer().show(_joined(pages, broken, with_tables=not answer.as_json))
 
 
 def _documents() -> Iterator[tuple[str, Observation | Exception]]:

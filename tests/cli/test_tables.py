@@ -115,11 +115,11 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
         notes=("a note",),
         warnings=(HOSTILE,),
     )
-    output.show(page, as_json=False)
+    output.Answer().show(page)
     told = capsys.readouterr()
     assert told.out.startswith("evil \\x1b[2J\\u202ename\ntwo\n\nNAME")
     assert told.err == "Warning: evil \\x1b[2J\\u202ename\nNote: a note\n"
-    output.show(page, as_json=True)
+    output.Answer(as_json=True).show(page)
     told = capsys.readouterr()
     assert told.out.isascii()
     assert json.loads(told.out) == {
@@ -139,7 +139,7 @@ def test_many_pages_say_each_note_once_and_fail_none(capsys: Any) -> None:
             return each
         raise KeyboardInterrupt
 
-    output.show_all(look, 0.1, as_json=False)
+    output.Answer(interval_s=0.1).show_all(look)
     told = capsys.readouterr()
     assert told.out == "x\n\nx\n\nx\n"
     assert told.err == "Warning: nothing there\nNote: a note\n"
