@@ -27,9 +27,8 @@ from libhamiregion.units import (
 from . import options
 from .failures import ErrorGroup, Refused, bad_arguments
 from .format import EFFECT_WORDS, memory_bar
-from .output import UNDO, Answer
 from .tables import Block, Column, Lines, Page, Table
-from .targets import Place, Targets, target_options
+from .targets import UNDO, Place, Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from libhamiregion.observation.processes import ProcessView
     from libhamiregion.plan import Rule
     from libhamiregion.plan.plan import LimitField
+
+    from .output import Answer
 
     #: By file, then by kind of limit and device.
     KeptLimits: TypeAlias = "dict[tuple[int, int], dict[tuple[str, int | None], Rule]]"
@@ -300,9 +301,7 @@ class _Call:
             ],
             "notes": notes,
         }
-        self.answer.show_done(
-            "limit-changes/1", region, lines, place=place, dry_run=dry_run, **data
-        )
+        self.answer.show(place.done("limit-changes/1", region, lines, dry_run=dry_run, **data))
 
     def write_undo(self, path: str) -> None:
         """Write the plan that undoes edits, before the first of them; not if one is refused."""

@@ -16,7 +16,6 @@ import attrs
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .tables import Lines, Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +23,10 @@ if TYPE_CHECKING:
     from libhamiregion import Region
     from libhamiregion.node import HostProcess
 
-    from .targets import Place
+    from .tables import Page
 
 
 DRY_RUN = "dry run: nothing was written"
-#: Begins a line with a command that takes an edit back.
-UNDO = "undo: "
 
 
 @attrs.frozen
@@ -63,22 +60,6 @@ class Answer:
         if page.failure is not None:
             raise Failure(page.failure)
 
-    def show_done(
-        self,
-        schema: str,
-        region: Region,
-        lines: Sequence[str],
-        *,
-        place: Place,
-        dry_run: bool,
-        **data: Any,
-    ) -> None:
-        """Show what a command has done in one region, or would have done."""
-        about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
-        said = [*lines, DRY_RUN] if dry_run else lines
-        said = [line if line.startswith(UNDO) else place.label + line for line in said]
-        self.show(Page(schema, about | data, [Lines(said)]))
-
     def show_all(self, look: Callable[[], Page]) -> None:
         """Show pages as they are made: one, or one at each interval.
 
@@ -108,10 +89,10 @@ def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) 
 
 
 def show_done(
-    schema: str, region: Region, lines: Sequence[str], as_json: bool, **about: Any
+    schema: str, region: Region, lines: Sequence[str], as_json: bool, *, place: Any, **about: Any
 ) -> None:
     """Show what a command has done in one region, or would have done."""
-    Answer(as_json).show_done(schema, region, lines, **about)
+    Answer(as_json).show(place.done(schema, region, lines, **about))
 
 
 def end_by_sigterm() -> None:

@@ -14,11 +14,16 @@ from libhamiregion.text import printable
 from . import options
 from .failures import DONE, FAILED, PROBLEMS, Failure, Refused, failure
 from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
+from .output import DRY_RUN
+from .tables import Lines, Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from libhamiregion.node import Container, Node, Observation
+
+#: Begins a line with a command that takes an edit back.
+UNDO = "undo: "
 
 
 @attrs.frozen
@@ -54,6 +59,15 @@ class Place:
         if self.position is None:
             return ""
         return ("\n" if self.position else "") + f"{printable(self.label).rstrip()}\n"
+
+    def done(
+        self, schema: str, region: Region, lines: Sequence[str], *, dry_run: bool, **data: Any
+    ) -> Page:
+        """Show what a command has done in the region, or would have done."""
+        about = {**self.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
+        said = [*lines, DRY_RUN] if dry_run else lines
+        said = [line if line.startswith(UNDO) else self.label + line for line in said]
+        return Page(schema, about | data, [Lines(said)])
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from libhamiregion import Layout
 from libhamiregion.cli import output
-from libhamiregion.cli.tables import Bar, Column, Lines, Spark, Table
+from libhamiregion.cli.tables import Bar, Column, Lines, Page, Spark, Table
 from libhamiregion.cli.terminal import draw, fit_page
 
 HOSTILE = "evil \x1b[2J\u202ename"
@@ -81,7 +81,7 @@ def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() ->
 def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
     records = [Row(str(number), ()) for number in range(200)]
     many = attrs.evolve(table(), records=records, attention=lambda row: row.name in {"150", "199"})
-    page = output.Page("x/1", {}, [many, Lines(["the end"])])
+    page = Page("x/1", {}, [many, Lines(["the end"])])
     screen = Console(file=io.StringIO(), width=80, height=24, color_system=None)
     lines = [
         "".join(part.text for part in line)
@@ -108,7 +108,7 @@ def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> No
 
 
 def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> None:
-    page = output.Page(
+    page = Page(
         "rows/1",
         {"rows": ROWS[:1], "name": HOSTILE},
         [Lines([HOSTILE, "two"]), Lines(["not here"], on="terminal"), table()],
@@ -131,10 +131,10 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
 
 
 def test_many_pages_say_each_note_once_and_fail_none(capsys: Any) -> None:
-    page = output.Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")
+    page = Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")
     looks = iter((page, page, page))
 
-    def look() -> output.Page:
+    def look() -> Page:
         for each in looks:
             return each
         raise KeyboardInterrupt
