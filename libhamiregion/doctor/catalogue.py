@@ -223,7 +223,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.SHARE_NOT_LIMITED: _transient(
         Severity.ERROR,
         "The container was given a share of a GPU and uses one, and none of its processes maps a"
-        " region: libvgpu is not loaded (`no_library`), or could not make it (`no_region`).",
+        " region: libvgpu is not loaded (`no_library`), or could not make it (`no_region`). The"
+        " exporter reports it after 30 s.",
         "no limit holds, and others on that GPU run out of memory below their limits.",
         "mount libvgpu.so and the region's directory into the container, and restart it",
     ),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .context import DoctorContext
     from .findings import Finding
 
+# A container can be seen so while it starts.
+_NOT_LIMITED_S = 30.0
 _LOADED = {
     True: ("no_region", "libvgpu.so is loaded in it, but it maps no region"),
     False: ("no_library", "libvgpu.so is not loaded in it"),
@@ -35,13 +37,20 @@ _ADVICE = {
 
 
 def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
-    """Containers that use GPUs, were given a share, and are not limited."""
+    """Containers that use GPUs, were given a share, and are not limited.
+
+    A reader with a history has seen them so twice, 30 s apart; for another one `confirmed` sees.
+    """
     observation, join = context.observation, context.slots_join
     users: defaultdict[Container, list[NodeProcess]] = defaultdict(list)
     for row in join.uncounted:
         if row.container is not None and row.container.missing == NOT_LIMITED:
             users[row.container].append(row)
+    known_s = observation.not_limited_s
     for container, rows in users.items():
+        id_ = "" if container.container_id is None else container.container_id.id
+        if known_s is not None and known_s.get(id_, 0.0) < _NOT_LIMITED_S:
+            continue
         first = rows[0].process
         assert first is not None  # noqa: S101 (its cgroup names the container)
         entry, key = observation.processes.entry_of(first), allocation_key(container)
@@ -61,6 +70,7 @@ def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
             pid=only_or_none([row.process.ns_pids[-1] for row in rows if row.process is not None]),
             cause=cause,
             advice=_ADVICE[cause],
+            is_transient=known_s is None,
         )
 
 

@@ -18,11 +18,11 @@ from libhamiregion.observation.pairing import driver_gap
 from libhamiregion.observation.without_region import explained
 from libhamiregion.text import count_text, printable
 
+from .history import History
 from .node import exclusively
 from .roots import RootsUnreadable
 from .slots import LISTING_S
 from .suspects import SuspectReader
-from .unchanged import UnchangedFigures
 from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Observer:
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
         # The last one with the driver's sample, and the last one without.
         self._last: dict[bool, Observation] = {}
-        self._unchanged = UnchangedFigures()
+        self._history = History()
         # Of what is done at this moment; each is done by one thread at a time.
         self._began_s: dict[str, float] = {}
         self._taking_slots = threading.Lock()
@@ -253,8 +253,9 @@ class Observer:
             root_problem=problem,
             allocations=allocations,
         )
-        observation = attrs.evolve(observation, stale=self._unchanged.stale(observation))
-        snapshot = explained(observation)
+        observation = attrs.evolve(observation, stale=self._history.stale(observation))
+        observation = attrs.evolve(observation, snapshot=explained(observation))
+        snapshot = observation.snapshot
         gaps = [
             *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),
             *_gaps_of_slots(snapshot),
@@ -265,8 +266,13 @@ class Observer:
             gaps.append(Gap("driver", failed if driver_error else "the driver does not answer"))
         if processes_error is not None:
             gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
-        left = self._find_left(snapshot)
-        return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps), left=left)
+        left, not_limited_s = self._find_left(snapshot), self._history.not_limited_s(observation)
+        return attrs.evolve(
+            observation,
+            gaps=tuple(gaps),
+            left=left,
+            not_limited_s=None if self._lists_always else not_limited_s,
+        )
 
     def _find_left(self, snapshot: NodeSnapshot) -> tuple[LeftDirectory, ...]:
         """Find directories of pods that are gone, every 20 s."""

@@ -178,6 +178,7 @@ _SECRETS: dict[tuple[type, str], str] = {
     (NvmlSample, "message"): "",
     (Observation, "root_problem"): "",
     (Observation, "names"): "container-id",
+    (Observation, "not_limited_s"): "container-id",
     (Observation, "node_name"): "node",
     (Observation, "roots"): "path",
     (Observation, "root_errors"): "path",

@@ -148,6 +148,8 @@ class Observation:
             memory stays taken.
         stale: Rows of ``table.usages`` whose utilisation has not changed for several observations
             while the driver says 0: up to HAMi 2.9 libvgpu clears and writes that of device 0 only.
+        not_limited_s: How long containers have used GPUs in spite of their share, by container id;
+            None if the reader has no history, as a command's.
         suspended_s: How long the machine has been suspended: start times of processes count that.
         ticks_per_s: Clock ticks a second, of start times of processes.
         driver_asked: Whether the driver was to be asked.
@@ -174,6 +176,7 @@ class Observation:
     ended: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     stale: frozenset[int] = frozenset()
+    not_limited_s: Mapping[str, float] | None = None
     suspended_s: float = 0.0
     ticks_per_s: int = 100
     driver_asked: bool = False

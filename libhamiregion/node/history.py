@@ -1,8 +1,10 @@
-"""Utilisation that libvgpu has left in a region: unchanged, while the driver says 0."""
+"""What a reader remembers of its observations before, and says in the next one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
+
+from libhamiregion.observation.containers import NOT_LIMITED
 
 if TYPE_CHECKING:
     from libhamiregion.observation.model import Observation
@@ -16,20 +18,28 @@ _UNCHANGED_S = 2.0
 _Figure: TypeAlias = "tuple[FileIdentity | None, int, int, int]"
 
 
-class UnchangedFigures:
-    """Remembers the figures of devices behind the first, of processes that are idle there."""
+class History:
+    """Remembers figures that stay, and containers that are not limited.
+
+    Observations without slots, or without the driver's sample, change nothing.
+    """
 
     def __init__(self) -> None:
         # Value, how often it was seen, and since when.
         self._seen: dict[_Figure, tuple[int, int, float]] = {}
+        self._not_limited: dict[str, float] = {}
 
     def stale(self, observation: Observation) -> frozenset[int]:
-        """Compare with the observations before; returns rows of ``table.usages``."""
-        before, self._seen = self._seen, {}
+        """Find utilisation that libvgpu has left in a region while the driver says 0.
+
+        Returns:
+            Rows of ``table.usages``, of devices behind the first.
+        """
         sample, states, table = observation.sample, observation.states, observation.table
         found: set[int] = set()
         if sample is None or states is None:
             return frozenset(found)
+        before, self._seen = self._seen, {}
         usages, processes = table.usages, table.processes
         columns = zip(usages.device, usages.sm_util_percent, usages.process, strict=True)
         for row, (device, percent, slot) in enumerate(columns):
@@ -50,3 +60,16 @@ class UnchangedFigures:
             if times + 1 >= _OBSERVATIONS and sample.taken_s - since_s >= _UNCHANGED_S:
                 found.add(row)
         return frozenset(found)
+
+    def not_limited_s(self, observation: Observation) -> dict[str, float]:
+        """How long containers have used GPUs in spite of their share, by container id, seconds."""
+        sample = observation.sample
+        if sample is None or observation.states is None:
+            return {}
+        ids = [each.container_id for each in observation.missing if each.missing == NOT_LIMITED]
+        self._not_limited = {
+            each.id: self._not_limited.get(each.id, sample.taken_s)
+            for each in ids
+            if each is not None
+        }
+        return {id_: sample.taken_s - since_s for id_, since_s in self._not_limited.items()}

@@ -1,18 +1,22 @@
-"""Utilisation that libvgpu has left in a region, and zeros that say nothing."""
+"""What a reader remembers: utilisation that stays in a region, containers without a limit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 from fake_nvml.scenes import CARD, GPU, OTHER, SECOND
 from support.exposition import parsed
 from support.node_scene import NodeScene
+from support.seen_node import SHARE, entry, seen
 
+from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NvmlSampler, Observation, Observer, unchanged
+from libhamiregion.node import Node, NvmlSampler, Observation, Observer, history
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.rows import Join
+from libhamiregion.observation.without_region import explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +44,7 @@ def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unkno
     nvml_sampler: NvmlSampler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unchanged, "_UNCHANGED_S", 0.0)
+    monkeypatch.setattr(history, "_UNCHANGED_S", 0.0)
     pod = scene.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     for device in (0, 1):
@@ -49,7 +53,10 @@ def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unkno
     fake_driver.play(*idle)
     with scene.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
-        assert [percents(observer.observe()) for _ in range(3)] == [[40, 41], [40, 41], [40, None]]
+        for expected in ([40, 41], [40, 41], [40, None]):
+            assert percents(observer.observe()) == expected
+            # Those of other tasks, without the driver, do not begin it again.
+            observer.observe(driver=False)
         # It moves: libvgpu writes it.
         pod.put("slot_util.sm", 42, device=1)
         assert percents(observer.observe()) == [40, 42]
@@ -94,3 +101,39 @@ def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
         assert percents(observer.observe()) == [None]
         assert page(node) == {}
         assert percents(Observer(node).observe()) == [0]
+
+
+# ---- containers that no libvgpu limits ----
+
+
+def not_limited(history: history.History, taken_s: float, *, is_asked: bool = True) -> list[str]:
+    """The kinds and severities that a document of a reader at that time has."""
+    at = seen(entry(1, share=SHARE))
+    assert at.sample is not None
+    at = attrs.evolve(at, sample=attrs.evolve(at.sample, taken_s=taken_s) if is_asked else None)
+    at = attrs.evolve(at, snapshot=explained(at))
+    document = to_json(attrs.evolve(at, not_limited_s=history.not_limited_s(at)))
+    found = diagnose(from_json(document))
+    assert {each.kind for each in found} <= {FindingKind.SHARE_NOT_LIMITED}
+    return [each.severity.value for each in found if not each.is_transient]
+
+
+def test_a_share_without_a_limit_is_an_error_once_it_was_so_twice_30_s_apart() -> None:
+    remembered = history.History()
+    assert not_limited(remembered, 100.0) == []
+    assert not_limited(remembered, 129.0) == []
+    assert not_limited(remembered, 129.5, is_asked=False) == []
+    assert not_limited(remembered, 130.0) == ["error"]
+    # Another reader has its own history, as this one after the container had a region.
+    assert not_limited(history.History(), 130.0) == []
+    assert remembered.not_limited_s(seen(entry(1))) == {}
+    assert not_limited(remembered, 160.0) == []
+
+
+def test_a_reader_without_a_history_says_so_at_once_of_what_may_pass(scene: NodeScene) -> None:
+    with scene.open() as node:
+        assert Observer.for_command(node).observe().not_limited_s is None
+        assert Observer(node).observe().not_limited_s == {}
+    at = seen(entry(1, share=SHARE))
+    (found,) = diagnose(attrs.evolve(at, snapshot=explained(at)))
+    assert (found.kind, found.is_transient) == (FindingKind.SHARE_NOT_LIMITED, True)
