@@ -46,6 +46,7 @@ from libhamiregion.node.nvml import NvmlState
 from libhamiregion.observation.cards import Card
 from libhamiregion.observation.containers import MissingReason
 from libhamiregion.observation.figures import LARGEST
+from libhamiregion.observation.rows import ProcessDeviceRow
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Unapplied
 from libhamiregion.report.history import Allocation, Sample
@@ -472,11 +473,14 @@ class ContainerRow:
         lock: ``free``, ``tool`` (this library), or by its pid inside ``pid:N``, ``dead:N``.
         processes: How many there are of each state.
         devices: Empty where there is no region.
+        driver_devices: Without a region its GPUs, with the driver's figures; empty if these are
+            not known.
     """
 
     lock: str | None
     processes: SlotStates | None
     devices: list[DeviceUsage]
+    driver_devices: list[ProcessDeviceRow]
     parts = (
         Names,
         Fields(Container, only=("directory", "region_path", "path_in_namespace", "other_files")),

@@ -10,9 +10,11 @@ import click
 
 from libhamiregion import DeviceUsage, RegionSnapshot
 from libhamiregion.observation.cards import cards
-from libhamiregion.observation.containers import MissingRegion, missing_for
-from libhamiregion.observation.figures import without_impossible
-from libhamiregion.observation.rows import Join
+from libhamiregion.observation.containers import NOT_LIMITED, MissingRegion, missing_for
+from libhamiregion.observation.figures import with_sm, without_impossible
+from libhamiregion.observation.pairing import devices_of
+from libhamiregion.observation.rows import Join, ProcessDeviceRow
+from libhamiregion.observation.without_region import figures_without_region
 
 from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
@@ -22,7 +24,7 @@ from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, On, Page, Ta
 from .views import NodeView, Opened, view_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from libhamiregion.node import Container, Observation
     from libhamiregion.observation.model import ContainerDetails
@@ -61,7 +63,7 @@ def container_page(view: NodeView, *, wide: bool, by: str | None = None) -> Page
     if by is not None:
         blocks = [Table(_CARD_COLUMNS, by_gpu, attention=lambda card: card.is_overcommitted)]
     elif missing:
-        blocks.append(Table((*names, *_MISSING_COLUMNS), missing))
+        blocks.append(missing_table(observation, missing))
     data = {"containers": [row.as_object() for row in rows], "by_gpu": by_gpu}
     return view.page("containers/1", observation, data, blocks, found=bool(rows))
 
@@ -92,6 +94,20 @@ class ContainerRow(Names):
     #: How many processes of each state.
     states: dict[str, int] | None = None
     devices: tuple[DeviceRow, ...] = ()
+    #: By the driver, without a region.
+    driver_devices: tuple[ProcessDeviceRow, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory on all devices."""
+        counted = sum(each.usage.memory_used_bytes or 0 for each in self.devices)
+        return counted + sum(each.memory_driver_bytes or 0 for each in self.driver_devices)
+
+    @property
+    def sm_percent(self) -> int:
+        """Its utilisation of all devices."""
+        counted = sum(each.sm_percent or 0 for each in self.devices)
+        return counted + sum(each.driver_sm_percent or 0 for each in self.driver_devices)
 
     def as_object(self) -> dict[str, Any]:
         """The container for --json."""
@@ -105,6 +121,7 @@ class ContainerRow(Names):
             "lock": self.lock,
             "processes": self.states,
             "devices": [each.usage for each in self.devices],
+            "driver_devices": self.driver_devices,
         }
 
 
@@ -126,34 +143,55 @@ def needs_attention(row: ContainerRow) -> bool:
 
 def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
     """Gather the selected containers, by name."""
-    test = view.device_test(observation)
-    percents = _sm_percents(observation)
+    test, join = view.device_test(observation), Join(observation)
+    driver = _driver_devices(join)
     rows = [
-        _container_row(details, test, observation.gpu_indexes, percents.get(details.container, {}))
-        for details in observation.details()
+        attrs.evolve(
+            _container_row(details, test, join, row),
+            driver_devices=tuple(filter(test, driver[details.container])),
+        )
+        for row, details in enumerate(observation.details())
         if view.selector.matches(details.container)
     ]
     if test is not None:
-        rows = [row for row in rows if row.devices]
+        rows = [row for row in rows if row.devices or row.driver_devices]
     return sorted(rows, key=lambda row: row.order)
 
 
-def _sm_percents(observation: Observation) -> dict[Container, dict[int, int | None]]:
-    """The SM utilisation of containers by index of the device, under the device at work."""
-    found: defaultdict[Container, dict[int, int | None]] = defaultdict(dict)
-    devices, percents = observation.table.devices, Join(observation).device_percents
-    for region, index, percent in zip(devices.region, devices.device, percents, strict=True):
-        found[observation.containers[region]][index] = percent
+def missing_table(observation: Observation, rows: Sequence[ContainerRow]) -> Table:
+    """Containers without a region: the driver's figures of their GPUs, and why there is none."""
+    names = name_columns(observation.all_containers)
+    on: On = "both" if observation.gpus else "pipe"
+    columns = [attrs.evolve(each, on=on) for each in _DRIVER_COLUMNS]
+    return Table(
+        (*names, *columns, *_MISSING_COLUMNS),
+        rows,
+        "driver_devices",
+        attention=lambda row: row.missing == NOT_LIMITED,
+    )
+
+
+def _driver_devices(join: Join) -> defaultdict[Container, list[ProcessDeviceRow]]:
+    """The driver's figures of containers without a region, by GPU."""
+    found: defaultdict[Container, list[ProcessDeviceRow]] = defaultdict(list)
+    indexes = join.observation.gpu_indexes
+    for (container, uuid), (used_bytes, percent) in figures_without_region(join).items():
+        device = ProcessDeviceRow(
+            None,
+            uuid or None,
+            memory_driver_bytes=used_bytes,
+            driver_sm_percent=percent,
+            driver_index=indexes.get(uuid),
+        )
+        found[container].append(device)
+        found[container].sort(key=lambda each: (each.driver_index or 0, each.uuid or ""))
     return found
 
 
 def _container_row(
-    details: ContainerDetails,
-    test: Callable[[HasDevice], bool] | None,
-    gpus: Mapping[str | None, int],
-    percents: Mapping[int, int | None],
+    details: ContainerDetails, test: Callable[[HasDevice], bool] | None, join: Join, row: int
 ) -> ContainerRow:
-    container = details.container
+    container, gpus = details.container, join.observation.gpu_indexes
     snapshot = None if details.snapshot is None else without_impossible(details.snapshot)
     names = names_of(container)
     if snapshot is None or details.processes is None:
@@ -162,7 +200,10 @@ def _container_row(
     slots = Counter(each.state for each in details.processes.slots)
     states = {state: slots[state] for state in ("alive", "dead", "unknown")}
     states["unlisted"] = len(details.processes.unlisted)
-    has_utilization = snapshot.layout.has_utilization
+    devices, has_utilization = snapshot.devices, snapshot.layout.has_utilization
+    if has_utilization:
+        rows = devices_of(join.observation.table, row)
+        devices = with_sm(devices, [join.device_percents[each] for each in rows])
     return ContainerRow(
         **names,
         found=container,
@@ -172,10 +213,10 @@ def _container_row(
         devices=tuple(
             DeviceRow(
                 device,
-                percents.get(device.index) if has_utilization else None,
+                device.sm_util_percent if has_utilization else None,
                 gpus.get(device.uuid),
             )
-            for device in snapshot.devices
+            for device in devices
             if test is None or test(device)
         ),
     )
@@ -264,6 +305,11 @@ _CARD_COLUMNS = (
     Column("MEM-DRIVER", "memory_used_bytes", "size", title="used"),
     Column("SM-LIMITS", "sm_limits_percent", "percent", title="SM limits"),
     Column("UUID", "uuid", "name", style=DIM),
+)
+_DRIVER_COLUMNS = (
+    Column("GPU", part="driver_index", format="number", title="GPU", style="bold"),
+    Column("MEM-DRIVER", part="memory_driver_bytes", format="size", title="driver"),
+    Column("SM-DRIVER", part="driver_sm_percent", format="percent", title="SM drv"),
 )
 _MISSING_COLUMNS = (
     Column("REASON", "missing.reason", on="pipe"),

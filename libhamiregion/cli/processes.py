@@ -21,6 +21,7 @@ from .containers import (
     USAGE_COLUMNS,
     container_rows,
     device_columns,
+    missing_table,
     needs_attention,
 )
 from .format import is_used, ratio_bar, sm_bar
@@ -209,15 +210,11 @@ class ProcessRow(Names):
         )
 
 
-_ORDERS: dict[str, Callable[[ProcessRow], Any]] = {
+_ORDERS: dict[str, Callable[[Any], Any]] = {
     "name": lambda row: row.order,
     "memory": lambda row: -row.memory_bytes,
     "sm": lambda row: (-row.sm_percent, -row.memory_bytes),
     "pid": lambda row: row.host_pid or 0,
-}
-_CONTAINER_ORDERS: dict[str, Callable[[ContainerRow], Any]] = {
-    "memory": lambda row: -sum(each.usage.memory_used_bytes or 0 for each in row.devices),
-    "sm": lambda row: -sum(each.sm_percent or 0 for each in row.devices),
 }
 
 
@@ -299,11 +296,12 @@ class Top:
         self._processes = list(_chosen(self._view, node_processes(observation), observation))
         rows = container_rows(self._view, observation)
         self._containers = [row for row in rows if row.missing is None]
+        self._missing = [row for row in rows if row.missing is not None]
         # Samples of containers that have gone are dropped.
         for key in self._samples.keys() - {row.order for row in self._containers}:
             del self._samples[key]
         for row in self._containers:
-            self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
+            self._samples[row.order].append(row.sm_percent / 100)
 
     def page(self, keys: TopKeys) -> Page:
         """Show what was observed."""
@@ -316,14 +314,14 @@ class Top:
 
         processes = filter(is_shown, self._processes)
         page = _process_page(self._view, observation, processes, keys.sort, wide=self._wide)
-        containers = sorted(
-            filter(is_shown, self._containers),
-            key=_CONTAINER_ORDERS.get(keys.sort, lambda row: row.order),
-        )
+        order = _ORDERS["name" if keys.sort == "pid" else keys.sort]
+        containers = sorted(filter(is_shown, self._containers), key=order)
+        missing = sorted(filter(is_shown, self._missing), key=order)
         gpus = [each for each in observation.gpus if not chosen or each.index in chosen]
         blocks = [
-            Table(_GPU_COLUMNS, gpus),
-            self._container_table(containers),
+            Table(_GPU_COLUMNS, gpus, attention=lambda gpu: gpu.state.is_failure),
+            *([self._container_table(containers)] if containers or not missing else []),
+            *([missing_table(observation, missing)] if missing else []),
             *page.blocks,
             Lines([*(_KEYS if keys.are_shown else ()), (keys.words(), DIM)]),
         ]
@@ -392,7 +390,7 @@ def _sums(rows: Sequence[ProcessRow]) -> str:
     if not rows:
         return "No process uses a region or a GPU."
     devices = [device for row in rows for device in row.devices]
-    containers = {row.region_path for row in rows} - {None}
+    containers = {(row.pod_uid, row.path_words) for row in rows} - {(None, None)}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
     processes = count_text(len(rows), "process")
     return f"{processes} of {count_text(len(containers), 'container')}; {counted} counted"

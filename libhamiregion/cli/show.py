@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,11 @@ from libhamiregion import (
     open_region,
     own_region,
 )
-from libhamiregion.observation.figures import without_impossible
+from libhamiregion.observation.figures import (
+    percents_in_order,
+    with_percents,
+    without_impossible,
+)
 
 from . import options
 from .failures import DONE
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, Region
-    from libhamiregion.node import HostProcess, Observation, ProcessTable
+    from libhamiregion.node import HostProcess, Observation, ProcessTable, ProcessView
 
 
 @verb("hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1")
@@ -48,7 +53,7 @@ def show(targets: Targets, document: str | None, answer: Answer) -> int:
 
     def act(region: Region, place: Place) -> None:
         opened = functools.partial(open_region, region.path, layout=targets.layout)
-        _show(opened, answer, place)
+        _show(opened, answer, place, targets.node_choice.proc)
 
     return targets.for_each(act, only_one=answer.interval_s is not None)
 
@@ -56,14 +61,20 @@ def show(targets: Targets, document: str | None, answer: Answer) -> int:
 def _show_again(targets: Targets, observation: Observation, answer: Answer) -> None:
     """Show regions of a document."""
     from libhamiregion.observation.evidence import NodeEvidence
+    from libhamiregion.observation.rows import Join
 
     rows = {each.region_path: row for row, each in enumerate(observation.containers)}
     evidence = observation.evidence or NodeEvidence()
+    percents = None if observation.states is None else Join(observation).usage_percents
     for place in targets.places_in(observation):
         row = rows[place.path]
         large = evidence.large.get(row)
         snapshot = observation.table.snapshot(row) if large is None else large.table.snapshot(0)
         snapshot = attrs.evolve(without_impossible(snapshot), path=place.path)
+        if percents is not None and large is None:
+            first, count = observation.table.regions.first_process[row], len(snapshot.devices)
+            starts = observation.table.processes.first_usage[first:][: len(snapshot.processes)]
+            snapshot = with_percents(snapshot, [percents[at : at + count] for at in starts])
         found = evidence.regions.get(row)
         page = region_page(snapshot, burst=found is not None and found.burst)
         answer.show(attrs.evolve(page, data=place.data | page.data, heading=place.heading))
@@ -73,27 +84,36 @@ def _show_again(targets: Targets, observation: Observation, answer: Answer) -> N
 @options.watch_options
 def mine(answer: Answer) -> None:
     """Show the region of the container that this runs in, with its processes' commands."""
-    from libhamiregion.node import ProcessTable
-
-    _show(own_region, answer, None, ProcessTable())
+    _show(own_region, answer, None, "/proc")
 
 
 def _show(
     opened: Callable[[], Region],
     answer: Answer,
     place: Place | None,
-    programs: ProcessTable | None = None,
+    proc: str,
 ) -> None:
-    """Open and show a region; after the first time, a container that restarts is no failure."""
+    """Open and show a region; after the first time, a container that restarts is no failure.
+
+    Its processes are looked for to show commands, and to know the devices that they count.
+    """
     is_first = True
+    table: ProcessTable | None = None
 
     def look() -> Page:
-        nonlocal is_first
+        nonlocal is_first, table
         try:
             with opened() as region:
                 snapshot = without_impossible(region.snapshot())
-                found = None if programs is None else _programs(programs, region, snapshot)
-                page = region_page(snapshot, burst=region.burst, programs=found)
+                programs: dict[int, HostProcess] | None = None
+                if place is None or len(snapshot.devices) > 1:
+                    from libhamiregion.node import ProcessTable
+
+                    table = table or ProcessTable(proc)
+                    programs = _programs(table, region, snapshot)
+                    snapshot = _under_gpu_at_work(snapshot, programs, table.view)
+                shown = programs if place is None else None
+                page = region_page(snapshot, burst=region.burst, programs=shown)
         except (RegionNotFound, RegionNotReady, RegionStale, RegionCorrupt) as error:
             if is_first:
                 raise
@@ -110,13 +130,30 @@ def _show(
 def _programs(
     table: ProcessTable, region: Region, snapshot: RegionSnapshot
 ) -> dict[int, HostProcess]:
-    """The processes of a region's slots in this process's own pid namespace, by pid."""
+    """The processes of a region's slots by pid; none if they cannot be listed."""
     from libhamiregion.node.procfs import file_identity
 
-    table.refresh()
+    with contextlib.suppress(OSError):
+        table.refresh()
     users = table.view.users_of(file_identity(region))
     by_pid = {each.pid: each.process for each in users}
     return {each.pid: by_pid[each.pid] for each in snapshot.processes if each.pid in by_pid}
+
+
+def _under_gpu_at_work(
+    snapshot: RegionSnapshot, programs: Mapping[int, HostProcess], view: ProcessView
+) -> RegionSnapshot:
+    """Show the SM utilisation of processes that count devices otherwise where they work."""
+    from libhamiregion.observation.visible import cuda_order
+
+    uuids = [each.uuid for each in snapshot.devices]
+    percents: list[list[int | None] | None] = []
+    for each in snapshot.processes:
+        entry = view.entry_of(programs[each.pid]) if each.pid in programs else None
+        order = None if entry is None else cuda_order(entry.visible_devices, uuids)
+        raw = [usage.sm_util_percent for usage in each.devices]
+        percents.append(None if order is None else percents_in_order(raw, order))
+    return with_percents(snapshot, percents)
 
 
 def region_page(

@@ -81,13 +81,49 @@ def usage_percents(table: RegionTable, orders: Mapping[int, Order]) -> list[int 
     found = [percent_or_none(percent) for percent in raw]
     for slot, order in orders.items():
         first = table.processes.first_usage[slot]
-        count = table.regions.device_rows[table.processes.region[slot]]
-        # Of a GPU that it does not see, it uses nothing; without its order, nothing is known.
-        found[first : first + count] = [0 if order else None] * count
-        for ordinal, index in order.items():
-            if max(ordinal, index) < count:
-                found[first + index] = percent_or_none(raw[first + ordinal])
+        end = first + table.regions.device_rows[table.processes.region[slot]]
+        found[first:end] = percents_in_order(raw[first:end], order)
     return found
+
+
+def percents_in_order(raw: Sequence[int], order: Order) -> list[int | None]:
+    """Return the SM utilisation of one process by device, if it counts devices otherwise."""
+    # Of a GPU that it does not see, it uses nothing; without its order, nothing is known.
+    found: list[int | None] = [0 if order else None] * len(raw)
+    for ordinal, index in order.items():
+        if max(ordinal, index) < len(raw):
+            found[index] = percent_or_none(raw[ordinal])
+    return found
+
+
+def with_percents(
+    snapshot: RegionSnapshot, percents: Sequence[Sequence[int | None] | None]
+) -> RegionSnapshot:
+    """Return a snapshot with other SM utilisation, also in the sums.
+
+    Args:
+        snapshot: One without figures that cannot be.
+        percents: By process, that of its devices; None as it is.
+    """
+    processes = [
+        process if own is None else attrs.evolve(process, devices=with_sm(process.devices, own))
+        for process, own in zip(snapshot.processes, percents, strict=True)
+    ]
+    sums = [
+        None if None in column else sum(column)
+        for column in zip(
+            *([each.sm_util_percent for each in process.devices] for process in processes),
+            strict=True,
+        )
+    ]
+    devices = with_sm(snapshot.devices, sums) if sums else snapshot.devices
+    return attrs.evolve(snapshot, devices=devices, processes=tuple(processes))
+
+
+def with_sm(devices: Sequence[Any], percents: Sequence[int | None]) -> tuple[Any, ...]:
+    """Return devices of a snapshot, or of one of its processes, with other SM utilisation."""
+    pairs = zip(devices, percents, strict=True)
+    return tuple(attrs.evolve(each, sm_util_percent=percent) for each, percent in pairs)
 
 
 def device_percents(table: RegionTable, percents: Sequence[int | None]) -> list[int | None]:

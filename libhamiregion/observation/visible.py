@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 Order: TypeAlias = "dict[int, int]"
 
 
-def cuda_order(visible: str, uuids: Sequence[str | None]) -> Order | None:
+def cuda_order(visible: str | None, uuids: Sequence[str | None]) -> Order | None:
     """Return the order that a value of CUDA_VISIBLE_DEVICES makes.
 
     Args:
-        visible: The value.
-        uuids: Of the region's devices; empty if the region has none yet.
+        visible: The value; None if it is not set, or not known.
+        uuids: Of the region's devices; all None if the region has none yet.
 
     Returns:
         None if it changes nothing, or no device is left.
@@ -41,7 +41,8 @@ def cuda_order(visible: str, uuids: Sequence[str | None]) -> Order | None:
     (None, None)
     """
     order: Order = {}
-    for word in map(str.strip, visible.split(",")):
+    uuids = uuids if any(uuids) else ()
+    for word in () if visible is None else map(str.strip, visible.split(",")):
         found = [at for at, uuid in enumerate(uuids) if uuid and word and uuid.startswith(word)]
         if re.fullmatch("[0-9]{1,4}", word):
             found = [each for each in [int(word)] if each < (len(uuids) or DEVICE_CAPACITY)]
@@ -67,7 +68,7 @@ def limits_in_force(visible: str, uuids: Sequence[str | None], devices: Sequence
     >>> limits_in_force("0", ["GPU-a", "GPU-b"], [0])
     []
     """
-    order = _order_among(visible, uuids)
+    order = cuda_order(visible, uuids)
     return [] if order is None else [_compared(order, device) for device in devices]
 
 
@@ -86,15 +87,8 @@ def _compared(order: Order, device: int) -> str:
 
 def order_by_environment(table: RegionTable, region: int, entry: Entry) -> Order | None:
     """Return the order that a process's environment makes of a region's devices."""
-    if entry.visible_devices is None:
-        return None
-    return _order_among(
-        entry.visible_devices, [table.devices.uuid(row) for row in devices_of(table, region)]
-    )
-
-
-def _order_among(visible: str, uuids: Sequence[str | None]) -> Order | None:
-    return cuda_order(visible, uuids if any(uuids) else ())
+    uuids = [table.devices.uuid(row) for row in devices_of(table, region)]
+    return cuda_order(entry.visible_devices, uuids)
 
 
 def reordered(pairing: Pairing) -> dict[int, Order]:

@@ -322,8 +322,9 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
     }
     assert [row["DEVICE"] for row in rows] == ["0", "1"]
     heading, *reasons = missing.splitlines()
-    assert heading.split() == ["POD", "CONTAINER", "REASON", "MESSAGE"]
-    assert [line.split(None, 3)[2] for line in reasons] == ["no_file", "truncated"]
+    figures = ["GPU", "MEM-DRIVER", "SM-DRIVER"]
+    assert heading.split() == ["POD", "CONTAINER", *figures, "REASON", "MESSAGE"]
+    assert [line.split(None, 6)[5] for line in reasons] == ["no_file", "truncated"]
     answer = scene.run("containers", "--device", "1", "-o", "wide")
     (row,) = table(answer.stdout)
     assert (row["DEVICE"], row["UUID"]) == ("1", OTHER)

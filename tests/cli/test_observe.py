@@ -224,7 +224,8 @@ def test_top_of_several_nodes_has_their_gpus_and_no_keys(document: Path) -> None
     text = document.read_text()
     answer = from_stdin(lines_of(a=text, b=text), "top")
     tables = [block.splitlines()[0].split()[:2] for block in answer.stdout.split("\n\n")]
-    assert tables == [["NODE", "GPU"], ["NODE", "POD"], ["NODE", "POD"]]
+    # Containers with a region and without one, and processes.
+    assert tables == [["NODE", "GPU"], *[["NODE", "POD"]] * 3]
     assert "[q]" not in answer.stdout
 
 

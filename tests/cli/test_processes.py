@@ -23,6 +23,7 @@ from support.command_line import (
 from support.command_line import start as start_command
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
+from support.seen_node import MIG, SHARE, entry, seen
 from support.wait import PATIENCE_S
 
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
@@ -30,8 +31,10 @@ from libhamiregion.cli.options import DriverChoice, NodeChoice
 from libhamiregion.cli.processes import Top, TopKeys, process_page
 from libhamiregion.cli.tables import Page
 from libhamiregion.cli.terminal import draw_page, fit_page
-from libhamiregion.cli.views import NodeView
-from libhamiregion.node import Selector
+from libhamiregion.cli.views import NodeView, Replay
+from libhamiregion.node import Observation, Selector
+from libhamiregion.observation.share import Share
+from libhamiregion.observation.without_region import explained
 from libhamiregion.testing import FakeNode
 
 pytestmark = needs_namespaces
@@ -121,6 +124,30 @@ def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene
     user = pwd.getpwuid(os.getuid()).pw_name
     program = re.escape(sys.executable[:8])
     assert re.search(rf"bert-0/train .* alive .* 43 % +{user} +{program}", shown)
+
+
+@pytest.mark.parametrize(
+    ("observation", "reason"),
+    [
+        pytest.param(seen(entry(1)), "whole GPU", id="whole"),
+        pytest.param(seen(entry(1), uuid=MIG), "MIG device", id="MIG"),
+        pytest.param(seen(entry(1, share=SHARE)), "a share was", id="share"),
+        pytest.param(seen(entry(1, share=Share()), listed=()), "CUDA not used yet", id="idle"),
+    ],
+)
+def test_a_container_without_a_region_has_the_driver_s_figures(
+    observation: Observation, reason: str
+) -> None:
+    observation = attrs.evolve(observation, snapshot=explained(observation))
+    view = NodeView(Replay(observation), Selector(), NodeChoice((), "", "", None, None, None))
+    page = Top(view).page(TopKeys("memory"))
+    pictures = [text_of(page, 80, live=True), text_of(container_page(view, wide=False), 80)]
+    for picture in pictures:
+        assert max(len(line.rstrip()) for line in picture.splitlines()) <= 80
+        (line,) = [line for line in picture.splitlines() if reason in line]
+        assert ("5 GiB" in line) == bool(observation.sample and observation.sample.pids)
+    # As all that is shown, it can be filtered.
+    assert reason not in text_of(Top(view).page(TopKeys("sm", filter="nosuch")), 80, live=True)
 
 
 def test_top_has_the_last_samples_of_each_container(scene: Scene) -> None:

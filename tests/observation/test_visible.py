@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -144,6 +145,25 @@ def test_the_figures_are_those_of_the_gpu_at_work(
     assert page.value(ours, device_uuid=OTHER) == 0.8
     assert page.value(ours, device_uuid=GPU) == 0
     assert page.value(f"{theirs}_ratio", device_uuid=GPU) == 80
+
+
+@pytest.mark.parametrize("scene", [("1", [GPU, OTHER])], indirect=True)
+def test_every_verb_shows_utilisation_under_the_gpu_at_work(
+    scene: Scene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
+) -> None:
+    scene.play(fake_driver)
+    root, document = ("--root", str(scene.root)), tmp_path / "document.json"
+    with Node(scene.root) as node:
+        observer = Observer.for_command(node, sampler=nvml_sampler)
+        document.write_text(to_json(observer.observe()))
+    for source in (root, ("--from", str(document))):
+        shown = json.loads(call("show", POD_UID, *source, "--json").stdout)
+        assert [each["sm_util_percent"] for each in shown["devices"]] == [0, 80]
+        (process,) = shown["processes"]
+        assert [each["sm_util_percent"] for each in process["devices"]] == [0, 80]
+        listed = json.loads(call("containers", *source, "--json").stdout)
+        (container,) = listed["containers"]
+        assert [each["sm_util_percent"] for each in container["devices"]] == [0, 80]
 
 
 @pytest.mark.parametrize("scene", [(None, [GPU, OTHER]), ("0", [GPU, OTHER])], indirect=True)
