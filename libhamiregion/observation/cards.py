@@ -9,10 +9,13 @@ import attrs
 
 from libhamiregion.units import format_size, sm_limit_or_none
 
+from .without_region import allocation_key
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .model import Observation
+    from .share import Allocation
 
 
 @attrs.frozen
@@ -61,12 +64,9 @@ def cards(observation: Observation) -> dict[str | None, Card]:
             if each.uuid is not None:
                 memory = each.memory_total_bytes, each.memory_used_bytes
                 found[each.uuid] = Card(gpu.index, each.uuid, each.name, *memory)
-    devices = observation.table.devices
-    limits: defaultdict[str | None, list[tuple[int, int]]] = defaultdict(list)
-    for uuid, limit, sm_limit in zip(
-        devices.uuids(), devices.memory_limit_bytes, devices.sm_limit_percent, strict=True
-    ):
-        limits[uuid if uuid in found else None].append((limit, sm_limit_or_none(sm_limit) or 100))
+    limits: defaultdict[str | None, list[tuple[int | None, int]]] = defaultdict(list)
+    for uuid, limit, sm_limit in _limits(observation):
+        limits[uuid if uuid in found else None].append((limit, sm_limit or 100))
     for known, pairs in sorted(limits.items(), key=lambda item: item[0] is None):
         card = found.get(known, Card(None, None, None))
         sizes = [limit or card.memory_total_bytes for limit, _ in pairs]
@@ -78,6 +78,29 @@ def cards(observation: Observation) -> dict[str | None, Card]:
             sm_limits_percent=sum(sm for _, sm in pairs),
         )
     return found
+
+
+def _limits(observation: Observation) -> Iterator[tuple[str | None, int | None, int | None]]:
+    """The uuid and the limits of each device of a container, with a region or without.
+
+    What the region does not have, and containers without one, kubelet's checkpoint has.
+    """
+    given: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in observation.allocations or ():
+        given[each.key].append(each)
+    devices = observation.table.devices
+    for row, uuid in enumerate(devices.uuids()):
+        index, container = devices.device[row], observation.containers[devices.region[row]]
+        of_it = given[allocation_key(container)]
+        uuids = (each.uuids[index] for each in of_it if index < len(each.uuids))
+        sm_limit = sm_limit_or_none(devices.sm_limit_percent[row])
+        yield uuid or next(uuids, None), devices.memory_limit_bytes[row] or None, sm_limit
+    # Entries of ended pods stay in the checkpoint for a while.
+    pods = {each.pod_uid for each in observation.processes} if observation.missing else set()
+    for container in observation.missing:
+        for each in given[allocation_key(container)] if container.pod_uid in pods else ():
+            for index, uuid in enumerate(each.uuids):
+                yield uuid, *each.limits_of(index)
 
 
 # ---- changes -------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.layouts import DEVICE_CAPACITY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -109,3 +111,9 @@ class Allocation:
     def key(self) -> str:
         """The container's key in ``Observation.names``."""
         return f"{self.pod_uid}/{self.container}"
+
+    def limits_of(self, index: int) -> tuple[int | None, int | None]:
+        """The memory limit in bytes, and the SM limit in percent, of one of the devices."""
+        if self.limits is None or index >= DEVICE_CAPACITY:
+            return None, None
+        return self.limits.memory_limits_bytes[index], self.limits.sm_limits_percent[index]

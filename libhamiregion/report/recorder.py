@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from libhamiregion.layouts import DEVICE_CAPACITY, LAYOUTS
+from libhamiregion.layouts import LAYOUTS
 from libhamiregion.observation.pairing import NO_ROW, driver_gap
 from libhamiregion.observation.processes import SLOT_STATES
 from libhamiregion.observation.rows import Join
@@ -96,9 +96,7 @@ def _without_region(join: Join) -> Iterator[tuple[Allocation, Sample]]:
         for each in given:
             if each.key == allocation_key(container) and uuid in each.uuids:
                 index = each.uuids.index(uuid)
-                if each.limits is not None and index < DEVICE_CAPACITY:
-                    limit = each.limits.memory_limits_bytes[index]
-                    sm_limit = each.limits.sm_limits_percent[index]
+                limit, sm_limit = each.limits_of(index)
         if used is not None and used < _BELIEVABLE_BYTES:
             of = Allocation(*_names_of(container), index, uuid or None)
             yield of, Sample(used, limit, sm_limit or 100, busy, None, used, busy)

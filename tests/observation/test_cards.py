@@ -2,18 +2,23 @@
 
 from pathlib import Path
 
+import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
+from support.device_checkpoint import answer, checkpoint
+from support.device_checkpoint import entry as given
 from support.exposition import parsed
 from support.node_scene import NodeScene
 from support.seen_node import OTHER as OTHER_ID
-from support.seen_node import entry, seen
+from support.seen_node import POD, entry, seen
 
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.node import NvmlSampler, Observation, Observer
 from libhamiregion.observation.cards import Card, MemoryChange, beyond_cards, cards
-from libhamiregion.observation.share import share_of
+from libhamiregion.observation.share import Allocation, share_of
+from libhamiregion.observation.without_region import explained
+from libhamiregion.units import limits_from_environment
 
 GIB = 1 << 30
 
@@ -62,6 +67,48 @@ def test_devices_whose_card_is_not_known_are_counted_apart(
     assert (found[None].memory_limits_bytes, found[None].sm_limits_percent) == (3 * GIB, 120)
     scene.container("c", uuids=(), memory_limits=[None], sm_limits=[10])
     assert sums(scene, None)[None].memory_limits_bytes is None
+
+
+def test_kubelet_knows_the_card_that_a_region_does_not_name_yet(
+    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = NodeScene(tmp_path)
+    new = scene.container("new", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
+    response = answer({"NVIDIA_VISIBLE_DEVICES": GPU, "CUDA_DEVICE_MEMORY_LIMIT_0": "2048m"})
+    path = tmp_path / "checkpoint"
+    path.write_text(checkpoint(given(new.pod_uid, "new", "nvidia.com/gpu", [], response)))
+    fake_driver.play(CARD)
+    with scene.open(allocations=path) as node:
+        found = cards(Observer(node, sampler=nvml_sampler).observe())
+    assert list(found) == [GPU]
+    assert (found[GPU].memory_limits_bytes, found[GPU].sm_limits_percent) == (2 * GIB, 20)
+
+
+@pytest.mark.parametrize(
+    ("variables", "limits"),
+    [
+        pytest.param({}, (24 * GIB, 100), id="whole"),
+        pytest.param(
+            {"CUDA_DEVICE_MEMORY_LIMIT_0": "4096m", "CUDA_DEVICE_SM_LIMIT": "30"},
+            (4 * GIB, 30),
+            id="share",
+        ),
+    ],
+)
+def test_containers_without_a_region_count_as_kubelet_has_noted(
+    variables: dict[str, str], limits: tuple[int, int]
+) -> None:
+    share = share_of(variables)
+    read = limits_from_environment(variables, hami_version="2.11") if variables else None
+    note = Allocation(POD, "main", "nvidia.com/gpu", ("GPU-a",), share, limits=read)
+
+    def card(observation: Observation) -> Card:
+        return cards(attrs.evolve(observation, snapshot=explained(observation)))["GPU-a"]
+
+    found = card(seen(entry(1), listed=(), allocations=(note,)))
+    assert (found.devices, found.memory_limits_bytes, found.sm_limits_percent) == (1, *limits)
+    # Its pod has ended.
+    assert card(seen(listed=(), allocations=(note,))).devices == 0
 
 
 def test_the_exporter_has_the_sums_by_gpu(
