@@ -19,18 +19,27 @@ from .history import Allocation, Gpu, HistoryFacts, ReportInterval, Sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Containers without a region that have no share of a GPU.
+_WHOLE: Final = "max_over_time(hamiregion_container_missing_info{whole}[{inside}ms])"
+_DRIVER: Final = "max_over_time(hamiregion_driver_container_memory_used_bytes{match}[{inside}ms])"
+_NAMES: Final = "namespace,pod,container,exported_namespace,exported_pod,exported_container"
 #: The query of each figure by step. {match}: matchers. {inside}: the step without its last
 #: millisecond, so that a sample on the border counts once. {window}: the resolution of the average
 #: of utilisation, which is cut at 100 % before. 1,024 processes cannot have more than 102,400 %.
 QUERIES: Final = {
-    "peak": "max_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
-    "used": "avg_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
+    "peak": "max_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])"
+    # Without a region: those that use a GPU, or were given a whole one.
+    f" or {_DRIVER} > 0 or {_DRIVER} and on(instance,{_NAMES}) {_WHOLE}",
+    "used": "avg_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])"
+    " or avg_over_time(hamiregion_driver_container_memory_used_bytes{match}[{inside}ms])",
     "limit": "max_over_time(hami_vgpu_memory_limit_bytes{match}[{inside}ms])",
     "sm": "avg_over_time(clamp_max(hami_container_device_utilization_ratio{match} <= 102400, 100)"
-    "[{step}ms:{window}ms])",
+    "[{step}ms:{window}ms])"
+    " or 100 * avg_over_time(clamp_max("
+    "hamiregion_driver_container_sm_utilization_ratio{match}, 1)[{step}ms:{window}ms])",
     "sm_limit": "max_over_time(hamiregion_device_sm_limit_ratio{match}[{inside}ms])",
     # HAMi's monitor does not have it. Of a container with it, no SM limit is a whole GPU.
-    "info": "max_over_time(hamiregion_container_info{match}[{inside}ms])",
+    "info": f"max_over_time(hamiregion_container_info{{match}}[{{inside}}ms]) or {_WHOLE}",
 }
 #: GPUs, and MIG devices; HAMi's monitor does not have it.
 _DEVICES: Final = "max_over_time(hamiregion_gpu_memory_total_bytes{match}[{step}ms:{window}ms])"
@@ -114,7 +123,7 @@ class PrometheusHistory:
         self._opener = urllib.request.build_opener(_NoRedirect)
         self._given_step_ms = None if step_s is None else round(step_s * 1000)
         self._step_ms = self._given_step_ms or 0
-        self._match = f"{{{matchers}}}" if matchers else ""
+        self._matchers = matchers
         self._warnings: dict[str, None] = {}
         self._is_sm_limit_unknown = False
 
@@ -123,8 +132,8 @@ class PrometheusHistory:
         warnings = list(self._warnings)
         if self._is_sm_limit_unknown:
             warnings.append(
-                "some SM limits are not known for all of the time, as only HAMi's monitor exported"
-                " them; GPU hours allocated leave that time out"
+                "some SM limits are not known for all of the time: only HAMi's monitor exported"
+                " them, or the container had no region; GPU hours allocated leave that time out"
             )
         step_s = self._step_ms / 1000
         return HistoryFacts("prometheus", self._url, None, step_s, warnings=tuple(warnings))
@@ -138,7 +147,7 @@ class PrometheusHistory:
         length_ms = until_ms - since_ms
         steps = _Steps(since_ms, length_ms, 1, until_ms - 1)
         window_ms = max(_MINUTE_MS, length_ms // _POINTS_WANTED)
-        query = _DEVICES.format(match=self._match, step=length_ms, window=window_ms)
+        query = _DEVICES.format(match=self._match(), step=length_ms, window=window_ms)
         return {
             labels.get("device_uuid", ""): Gpu(labels.get("device_type"), round(points[0]))
             for labels, points in self._series(query, steps)
@@ -188,10 +197,15 @@ class PrometheusHistory:
             )
         return found
 
+    def _match(self, *more: str) -> str:
+        given = (self._matchers.rstrip(", "),) if self._matchers else ()
+        return f"{{{','.join((*given, *more))}}}"
+
     def _column(self, query: str, steps: _Steps) -> _Column:
         """Query one figure: its values by step, of several series of one device the highest."""
         query = query.format(
-            match=self._match,
+            match=self._match(),
+            whole=self._match('reason=~"whole_gpu|shared_gpu|mig_device"'),
             inside=max(1, steps.step_ms - 1),
             step=steps.step_ms,
             window=min(steps.step_ms, max(_WINDOW_MS, steps.step_ms // _WINDOWS_PER_STEP)),

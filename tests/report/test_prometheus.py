@@ -26,7 +26,6 @@ from libhamiregion.report import (
     Report,
     make_report,
 )
-from libhamiregion.report.prometheus import QUERIES
 
 STEP_S = 60
 HOUR_S = 3600
@@ -41,6 +40,9 @@ UTILIZATION = "hami_container_device_utilization_ratio"
 SM_LIMIT = "hamiregion_device_sm_limit_ratio"
 INFO = "hamiregion_container_info"
 TOTAL = "hamiregion_gpu_memory_total_bytes"
+DRIVER_USED = "hamiregion_driver_container_memory_used_bytes"
+DRIVER_SM = "hamiregion_driver_container_sm_utilization_ratio"
+MISSING = "hamiregion_container_missing_info"
 
 Values = Iterable[tuple[float, float]]
 
@@ -55,7 +57,11 @@ class Scraped:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {
-            metric: [] for metric in (USED, LIMIT, UTILIZATION, SM_LIMIT, INFO, TOTAL)
+            metric: []
+            for metric in (
+                *(USED, LIMIT, UTILIZATION, SM_LIMIT, INFO, TOTAL),
+                *(DRIVER_USED, DRIVER_SM, MISSING),
+            )
         }
 
     def add(self, metric: str, job: str, values: Values, **labels: str) -> None:
@@ -67,7 +73,7 @@ class Scraped:
     def device(self, metric: str, job: str, values: Values, pod: str = "a", **more: str) -> None:
         """One device of a container; its info has no device."""
         of = {"namespace": "lab", "pod": pod, "container": "c"}
-        if metric != INFO:
+        if metric not in {INFO, MISSING}:
             of |= {"vdevice_index": "0", "device_uuid": f"GPU-{pod}"}
         self.add(metric, job, values, **of, **more)
 
@@ -126,6 +132,18 @@ def others(to: Scraped) -> None:
     exporter = {"namespace": "kube-system", "pod": "exporter-x", "container": "exporter"}
     unnamed = {"exported_pod": "0f1e-uid", "exported_container": "c", "device_uuid": "GPU-b"}
     to.add(USED, "moved", steady(GIB), **exporter, **unnamed)
+    # Without regions: a whole GPU, a MIG device that lies idle, and a share that nothing limits.
+    # Of two others one has not used CUDA yet, and one cannot be read.
+    for pod, reason, used in (
+        ("whole", "whole_gpu", GIB),
+        ("mig", "mig_device", 0),
+        ("share", "not_limited", 3 * GIB),
+        ("idle", "no_file", 0),
+        ("hidden", "no_file", 2 * GIB),
+    ):
+        to.device(MISSING, "without", steady(1), pod, reason=reason)
+        to.device(DRIVER_USED, "without", steady(used), pod)
+        to.device(DRIVER_SM, "without", steady(0.25), pod)
     to.device(USED, "swinging", steady(GIB))
     swing = [(second, second // 15 % 2 * 200) for second, _ in steady(0)]
     to.device(UTILIZATION, "swinging", swing)
@@ -251,6 +269,25 @@ def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus: 
     unlimited = asked(prometheus, 'job="unlimited"')
     assert [row.allocated_gpu_hours for row in unlimited.rows] == [pytest.approx(1)]
     assert unlimited.warnings == ()
+
+
+@needs_prometheus
+def test_containers_without_a_region_are_in_it_by_the_driver(prometheus: Prometheus) -> None:
+    found = asked(prometheus, 'job="without", ')
+    rows = {row.pod: row for row in found.rows}
+    assert {pod: row.memory_peak_bytes for pod, row in rows.items()} == {
+        "whole": GIB,
+        "mig": 0,
+        "share": 3 * GIB,
+        "hidden": 2 * GIB,
+    }
+    assert rows["whole"].allocated_gpu_hours == pytest.approx(1)
+    assert rows["whole"].busy_gpu_hours == pytest.approx(0.25)
+    assert rows["mig"].device_uuid == "GPU-mig"
+    # What was given of a card is not in the metrics.
+    assert rows["share"].allocated_gpu_hours is None
+    (warning,) = found.warnings
+    assert "had no region" in warning
 
 
 @needs_prometheus
@@ -483,7 +520,7 @@ def test_no_query_asks_for_more_points_than_a_prometheus_gives() -> None:
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
-        if query["query"] == QUERIES["peak"].format(match="", inside=14_999):
+        if query["query"].startswith(f"max_over_time({USED}{{}}[14999ms])"):
             length_s = float(query["end"]) - float(query["start"])
             asked_for.append(length_s / float(query["step"]) + 1)
         says(200, EMPTY)(request)
