@@ -10,7 +10,7 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.node import Node, Observer
+from libhamiregion.node import Observer
 from libhamiregion.report import Recorder, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
@@ -31,6 +31,7 @@ from .tables import UNLIMITED
 from .views import node_warnings, root_failure
 
 if TYPE_CHECKING:
+    from libhamiregion.node import Node
     from libhamiregion.report.writer import Written
 
 
@@ -86,12 +87,13 @@ def record(
     """Record the usage of this node's containers in a file, for `hamiregion report`."""
     name = node_choice.node_name or platform.node() or None
     with bad_arguments(), failures_of(RecordingError), node_choice.open() as node:
+        observer = Observer(node, sampler=driver.sampler())
         if dry_run:
             RecordingWriter(path, **bounds, dry_run=True)
-            _dry_run(path, node, as_json=as_json)
+            _dry_run(path, observer, as_json=as_json)
             return
         with RecordingWriter(path, node=name, **bounds) as writer:
-            recorder = Recorder(Observer(node, sampler=driver.sampler()), writer)
+            recorder = Recorder(observer, writer)
             every = "once" if once else f"every {writer.interval_s:g} s"
             log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
             if once:
@@ -135,8 +137,8 @@ class _Log:
         self._reporter.failed("this look is a gap, the next is tried", error)
 
 
-def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
-    samples = read_samples(Observer(node).observe())
+def _dry_run(path: str, observer: Observer, *, as_json: bool) -> None:
+    samples = read_samples(observer.observe())
     if as_json:
         readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]
         write_json("readings/1", {"path": path, "dry_run": True, "readings": readings})

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml.driver import STATE, FakeDriver
+from fake_nvml.scenes import CARD, GPU
 from support.answers import check_answer
 from support.command_line import call, start
+from support.containers import needs_namespaces
 from support.node_fixtures import node_scene
 from support.node_scene import GIB, NodeScene
+from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 from typing_extensions import Self
@@ -145,6 +149,32 @@ def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == f"recording 1 device of containers once to {path}\n"
     assert used_over_time(path) == [0]
+
+
+@needs_namespaces
+@needs_cgroups
+def test_a_node_without_hami_is_recorded_by_the_driver(
+    scene: NodeScene, path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(scene.root),))
+    monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
+    for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(STATE, str(fake_driver.state))
+    pod = scene.container(region=False)
+    pod.move(pod.inside.host_pid)
+    shutil.rmtree(scene.root)
+    fake_driver.play(CARD, f"process 0 compute {pod.inside.host_pid} {5 * MIB}")
+    words = ("record", "--to", str(path), "--library", str(fake_driver.library))
+    (reading,) = json.loads(call(*words, "--dry-run", "--json").stdout)["readings"]
+    assert (reading["pod_uid"], reading["device_uuid"]) == (pod.pod_uid, GPU)
+    answer = call(*words, "--once")
+    assert (answer.returncode, answer.stdout.split(" to ")[0]) == (
+        0,
+        "recording 1 device of containers once",
+    )
+    rows = json.loads(call("report", "--from", str(path), "--since", "1h", "--json").stdout)["rows"]
+    assert [row["memory_peak_bytes"] for row in rows] == [5 * MIB]
 
 
 def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def _merge(into: Values, more: Values) -> None:
 
 
 CASES = cases()
-# Nodes without HAMi have neither agent nor recorder.
-CASES.append({**CASES[0], "flavor": "none", "recorder": "off"})
+# Nodes without HAMi have no agent.
+CASES.append({**CASES[0], "flavor": "none"})
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +383,6 @@ AGENT: Values = {"mode": "agent", "hamiMonitor": "absent"}
         ({"mode": "agent", "flavor": "kai", "agent": {"removeGone": True}}, "the monitor removes"),
         ({**AGENT, "flavor": "dra", "agent": {"removeGone": True}}, "are the DRA driver's"),
         ({**AGENT, "flavor": "none"}, "the agent has nothing to repair"),
-        ({"flavor": "none", "recorder": {"enabled": True}}, "records the devices of regions"),
         ({**AGENT, "agent": {"plan": {"rules": [RULE]}}}, "there are rules, but the plan is off"),
         (
             {"agent": {"plan": {"enabled": True, "rules": [RULE], "configMap": "a"}}},
