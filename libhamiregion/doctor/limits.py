@@ -40,48 +40,32 @@ def usage_above_limit(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
             )
 
 
-def impossible_usage(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
-    """Slots of live processes whose counters cannot be right."""
-    wrong = [
-        (usage.pid, device.index, device.memory_used_bytes)
-        for usage, match in used.slots
-        if match.state != "dead"
-        for device in usage.devices
-        if device.memory_used_bytes >= IMPOSSIBLE_BYTES
-    ]
-    if not wrong:
-        return
-    pid, index, nbytes = wrong[0]
-    signed = f", which is {nbytes - (1 << 64)} as a signed number" if nbytes >= 1 << 63 else ""
-    yield used.finding(
-        FindingKind.USAGE_IMPOSSIBLE,
-        f"{count_text(len(wrong), 'counter')} of impossible size",
-        f"the slot of process {pid} counts {nbytes} bytes on device {index}{signed}",
-        device=index if len(wrong) == 1 else None,
-        pid=pid if len(wrong) == 1 else None,
-    )
-
-
 def impossible_figures(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
-    """Slots with another figure than their counter that cannot be right."""
-    wrong = [
-        (usage.pid, device.index, name, value)
-        for usage, _ in used.slots
-        for device in usage.devices
-        for name, value in impossible(device).items()
-        if name != "memory_used_bytes"
-    ]
-    if not wrong:
-        return
-    pid, index, name, value = wrong[0]
-    yield used.finding(
-        FindingKind.FIGURE_IMPOSSIBLE,
-        f"{count_text(len(wrong), 'figure')} that cannot be",
-        f"{name} of process {pid} on device {index} is {value}",
-        device=index if len(wrong) == 1 else None,
-        pid=pid if len(wrong) == 1 else None,
-        cause="region",
-    )
+    """Slots of live processes whose counters cannot be right, and slots with such a figure."""
+    counters, others = [], []
+    for usage, match in used.slots:
+        for device in usage.devices:
+            for name, value in impossible(device).items():
+                wrong = usage.pid, device.index, name, value
+                if name != "memory_used_bytes":
+                    others.append(wrong)
+                elif match.state != "dead":
+                    counters.append(wrong)
+    for found, kind, summary, cause in (
+        (counters, FindingKind.USAGE_IMPOSSIBLE, "counter", None),
+        (others, FindingKind.FIGURE_IMPOSSIBLE, "figure", "region"),
+    ):
+        if found:
+            pid, index, name, value = found[0]
+            signed = f", which is {value - (1 << 64)} as a signed number" if value >> 63 else ""
+            yield used.finding(
+                kind,
+                f"{count_text(len(found), summary)} that cannot be",
+                f"{name} of process {pid} on device {index} is {value}{signed}",
+                device=index if len(found) == 1 else None,
+                pid=pid if len(found) == 1 else None,
+                cause=cause,
+            )
 
 
 def device_count_zero(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
@@ -404,7 +388,6 @@ CHECKS_OF_NODE = (
 )
 CHECKS = (
     usage_above_limit,
-    impossible_usage,
     impossible_figures,
     device_count_zero,
     driver_memory,
