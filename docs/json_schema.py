@@ -36,7 +36,6 @@ from libhamiregion import (
     RegionSnapshot,
     SlotChange,
 )
-from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.names import Names
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.cli.views import GapRow, GpuState
@@ -164,6 +163,17 @@ class RegionError:
 
     path: str | None
     parts = (Failure,)
+
+
+class DeviceLimits:
+    """The limits of a device, and its use."""
+
+    parts = (
+        Fields(
+            DeviceUsage,
+            only=("index", "memory_limit_bytes", "memory_used_bytes", "sm_limit_percent"),
+        ),
+    )
 
 
 class KeptLimit:

@@ -76,12 +76,7 @@ _REFUSALS = (LimitBelowUsage, LaunchesWouldStop, LimitConflict, LockNotRecoverab
 def failure(error: RegionError | OSError) -> Failure:
     """Make the failure of an error."""
     kind = Refused if isinstance(error, _REFUSALS) else Failure
-    return kind(sentence(error))
-
-
-def sentence(error: RegionError | OSError) -> str:
-    """The library's own sentence, or the system's with the file."""
-    return in_command_words(error_text(error))
+    return kind(in_command_words(error_text(error)))
 
 
 @contextlib.contextmanager
@@ -89,11 +84,9 @@ def bad_arguments() -> Iterator[None]:
     """Turn errors of the library about an argument into usage errors, exit code 2."""
     try:
         yield
-    except NoSuchDevice as error:
-        raise click.UsageError(in_command_words(str(error))) from None
-    except RegionError:
-        raise
-    except (TypeError, ValueError) as error:
+    except (NoSuchDevice, TypeError, ValueError) as error:
+        if isinstance(error, RegionError) and not isinstance(error, NoSuchDevice):
+            raise
         raise click.UsageError(in_command_words(str(error))) from None
 
 
@@ -148,7 +141,7 @@ class ErrorGroup(click.Group):
             _fail(error)
         except OSError as error:
             # Of --help and --version, which are no verbs.
-            _fail(Failure(sentence(error)))
+            _fail(failure(error))
         except click.Abort:
             raise SystemExit(INTERRUPTED) from None
         raise SystemExit(result if isinstance(result, int) else DONE)

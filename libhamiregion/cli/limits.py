@@ -14,7 +14,7 @@ import click
 from libhamiregion import LimitChange, LimitEdit, Region, ValueChange, open_region
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
-from libhamiregion.observation.figures import size_or_none
+from libhamiregion.observation.figures import without_impossible
 from libhamiregion.text import count_text
 from libhamiregion.units import (
     MIN_MEMORY_LIMIT_BYTES,
@@ -53,23 +53,7 @@ def limits() -> None:
     """Read and edit the limits of a region, or of all containers of a node by a plan."""
 
 
-@attrs.frozen
-class DeviceLimits:
-    """The limits of one device, with what they limit.
-
-    Attributes:
-        index: Index of the device (CUDA ordinal).
-        memory_limit_bytes: None if unlimited.
-        memory_used_bytes: What counts against the limit; None if it cannot be.
-        sm_limit_percent: 1 to 99, or None if unlimited.
-    """
-
-    index: int
-    memory_limit_bytes: int | None
-    memory_used_bytes: int | None
-    sm_limit_percent: int | None
-
-
+_OF_DEVICE = ("index", "memory_limit_bytes", "memory_used_bytes", "sm_limit_percent")
 _OF_CHANGE = ("device", "before", "after", "effect")
 _FIELDS: dict[str, LimitField] = {"memory": "memory_limit", "sm": "sm_limit"}
 _COLUMNS = (
@@ -96,15 +80,8 @@ def _get(
 ) -> None:
     with bad_arguments():
         indices = region.device_indices if device is None else (find_device(region, device),)
-    found = [
-        DeviceLimits(
-            index,
-            region.memory_limit(index),
-            size_or_none(region.memory_used(index)),
-            region.sm_limit(index),
-        )
-        for index in indices
-    ]
+    devices = without_impossible(region.snapshot()).devices
+    found = [each for each in devices if each.index in indices]
     burst = region.burst
     rules = {key: rule for key, rule in kept.get(region.file_id, {}).items() if key[1] in indices}
     data = {
@@ -112,7 +89,7 @@ def _get(
         "path": region.path,
         "layout": region.layout,
         "burst": burst,
-        "devices": found,
+        "devices": [{name: getattr(each, name) for name in _OF_DEVICE} for each in found],
         "kept": [
             {"limit": kind, "device": device, "rule": rule.name}
             for (kind, device), rule in rules.items()

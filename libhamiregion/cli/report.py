@@ -28,6 +28,7 @@ from libhamiregion.report import (
 from libhamiregion.report.aggregate import DEFAULT_HEADROOM
 from libhamiregion.report.models import LEVELS
 from libhamiregion.report.page import CHART_POINTS, Times, share
+from libhamiregion.report.prices import parse_prices
 from libhamiregion.text import printable
 from libhamiregion.units import parse_duration
 
@@ -213,7 +214,7 @@ def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
 
 
 def _prices(given: tuple[str, ...]) -> dict[str, float] | None:
-    """Read prices, or files of them; of one model the last counts."""
+    """Read prices, or files of them."""
     lines: list[str] = []
     for option in given:
         if "=" in option:
@@ -222,17 +223,8 @@ def _prices(given: tuple[str, ...]) -> dict[str, float] | None:
         with failures_of(ValueError, about=f"{option}: "):
             text = read_bounded(option, _PRICE_FILE_LIMIT).decode()
         lines += [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
-    found: dict[str, float] = {}
-    for each in lines:
-        model, _, price = (part.strip() for part in each.rpartition("="))
-        try:
-            found[model] = float(price)
-        except ValueError:
-            found[model] = -1.0
-        if not (model and 0 <= found[model] < float("inf")):
-            message = f"{each[:60]!a} is no price of a GPU's hour, such as A100=2.10"
-            raise click.UsageError(message) from None
-    return found or None
+    with bad_arguments():
+        return parse_prices(lines) or None
 
 
 # ---- sources -------------------------------------------------------------------------------------

@@ -8,10 +8,28 @@ from typing import TYPE_CHECKING
 from .history import Gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .history import Allocation, Sample
     from .models import UnlimitedSm
+
+
+def parse_prices(lines: Iterable[str]) -> dict[str, float]:
+    """Read prices of a GPU's hour, each ``MODEL=PRICE``; of one model the last counts.
+
+    Raises:
+        ValueError: A line is no price.
+    """
+    found: dict[str, float] = {}
+    for each in lines:
+        model, _, price = (part.strip() for part in each.rpartition("="))
+        try:
+            found[model] = float(price)
+        except ValueError:
+            found[model] = -1.0
+        if not (model and 0 <= found[model] < float("inf")):
+            raise ValueError(f"{each[:60]!a} is no price of a GPU's hour, such as A100=2.10")
+    return found
 
 
 class Cards:
