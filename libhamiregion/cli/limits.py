@@ -378,13 +378,11 @@ class _Call:
             with contextlib.suppress(OSError):
                 table.refresh()
             self.processes = table.view
-        view, identity = self.processes, file_identity(region)
+        view = self.processes
         entries = [
-            view.entry_of(user.process)
-            for user in view.users_of(identity)
-            if user.mapping.identity == identity
-            and user.mapping.writable
-            and user.process.pid != view.visibility.own_pid
+            view.entry_of(each)
+            for each in view.mappers(file_identity(region), writable=True)
+            if each.pid != view.visibility.own_pid
         ]
         counts = Counter(each.visible_devices for each in entries if each is not None)
         uuids = [each.uuid for each in region.snapshot().devices]
