@@ -209,9 +209,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.FIGURE_IMPOSSIBLE: _transient(
         Severity.WARNING,
-        "A figure of a slot (`region`) or of the `driver` (a note) cannot be, such as 101 %.",
-        "it is shown as unknown; libvgpu does not control SMs with it.",
-        "`hamiregion agent` writes the driver's figures; else restart the process",
+        "A limit or a figure of a slot (`region`), or of the `driver` (a note), cannot be, such as"
+        " 101 %.",
+        "it is shown as unknown, such a limit as unlimited; libvgpu skips its SM control while the"
+        " SM utilisation cannot be.",
+        "`hamiregion agent` writes the driver's figures, `hamiregion limits set` a limit; else"
+        " restart the process",
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,

@@ -41,8 +41,13 @@ def usage_above_limit(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 
 def impossible_figures(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
-    """Slots of live processes whose counters cannot be right, and slots with such a figure."""
-    counters, others = [], []
+    """Counters of live processes, limits and other figures that cannot be right."""
+    counters: list[tuple[int | None, int, str, int]] = []
+    others: list[tuple[int | None, int, str, int]] = [
+        (None, device.index, "memory_limit_bytes", limit)
+        for device in used.snapshot.devices
+        if (limit := device.memory_limit_bytes or 0) >= IMPOSSIBLE_BYTES
+    ]
     for usage, match in used.slots:
         for device in usage.devices:
             for name, value in impossible(device).items():
@@ -57,11 +62,12 @@ def impossible_figures(_: DoctorContext, used: ObservedRegion) -> Iterator[Findi
     ):
         if found:
             pid, index, name, value = found[0]
+            of = "" if pid is None else f" of process {pid}"
             signed = f", which is {value - (1 << 64)} as a signed number" if value >> 63 else ""
             yield used.finding(
                 kind,
                 f"{count_text(len(found), summary)} that cannot be",
-                f"{name} of process {pid} on device {index} is {value}{signed}",
+                f"{name}{of} on device {index} is {value}{signed}",
                 device=index if len(found) == 1 else None,
                 pid=pid if len(found) == 1 else None,
                 cause=cause,

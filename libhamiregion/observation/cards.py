@@ -9,6 +9,7 @@ import attrs
 
 from libhamiregion.units import format_size, sm_limit_or_none
 
+from .figures import memory_limit_or_none
 from .without_region import allocation_key
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ def _limits(observation: Observation) -> Iterator[tuple[str | None, int | None, 
         index, container = devices.device[row], observation.containers[devices.region[row]]
         of_it = given[allocation_key(container)]
         uuids = (each.uuids[index] for each in of_it if index < len(each.uuids))
+        limit = memory_limit_or_none(devices.memory_limit_bytes[row])
         sm_limit = sm_limit_or_none(devices.sm_limit_percent[row])
-        yield uuid or next(uuids, None), devices.memory_limit_bytes[row] or None, sm_limit
+        yield uuid or next(uuids, None), limit, sm_limit
     # Entries of ended pods stay in the checkpoint for a while.
     pods = {each.pod_uid for each in observation.processes} if observation.missing else set()
     for container in observation.missing:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .visible import Order
 
 #: No GPU has as much memory: above, a counter has gone below zero.
-IMPOSSIBLE_BYTES: Final = 1 << 50
+IMPOSSIBLE_BYTES: Final = 1 << 46
 _PERCENT = 100
 _SIZES = (
     *("memory_used_bytes", "memory_context_bytes", "memory_module_bytes", "memory_data_bytes"),
@@ -29,6 +29,11 @@ LARGEST: Final = {**dict.fromkeys(_SIZES, IMPOSSIBLE_BYTES - 1), **dict.fromkeys
 def size_or_none(nbytes: int) -> int | None:
     """Return a size; None if no GPU has it."""
     return nbytes if 0 <= nbytes < IMPOSSIBLE_BYTES else None
+
+
+def memory_limit_or_none(nbytes: int) -> int | None:
+    """Return a memory limit; None if it limits nothing: 0, or more than any GPU has."""
+    return nbytes if 0 < nbytes < IMPOSSIBLE_BYTES else None
 
 
 def percent_or_none(percent: int) -> int | None:
@@ -59,6 +64,8 @@ def without_impossible(snapshot: RegionSnapshot) -> RegionSnapshot:
     sums = []
     for device in snapshot.devices:
         names = [n for n in most if (device.index, n) in wrong or getattr(device, n) > most[n]]
+        if memory_limit_or_none(device.memory_limit_bytes or 0) is None:
+            names.append("memory_limit_bytes")
         sums.append(_evolved(device, names) if names else device)
     return attrs.evolve(snapshot, devices=tuple(sums), processes=tuple(processes))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from libhamiregion.layouts import LAYOUTS, SLOT_CAPACITY, Layout, mapped_length
 from libhamiregion.units import sm_limit_or_none
 
-from .figures import LARGEST
+from .figures import IMPOSSIBLE_BYTES, LARGEST
 from .pairing import devices_of
 from .processes import SLOT_STATES
 
@@ -95,7 +95,7 @@ def suspicious_rows(seen: Observation) -> set[int]:
     for row, limit, used in zip(
         devices.region, devices.memory_limit_bytes, devices.memory_used_bytes, strict=True
     ):
-        if 0 < limit < used:
+        if 0 < limit < used or limit >= IMPOSSIBLE_BYTES:
             found.add(row)
     for name, most in LARGEST.items():
         cells = getattr(usages, name)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
+from libhamiregion.observation.figures import IMPOSSIBLE_BYTES, memory_limit_or_none
 from libhamiregion.observation.pairing import NO_ROW, driver_gap
 from libhamiregion.observation.processes import SLOT_STATES
 from libhamiregion.observation.rows import Join
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
     from .writer import RecordingWriter, Written
 
-# More than any GPU has: a container that writes such sizes into its region must not decide what
-# everybody's sums and charts look like. Its usage is not known.
-_BELIEVABLE_BYTES: Final = 1 << 46
 _MODEL_LIMIT: Final = 100
 # namespace, pod, container, pod UID
 _Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
@@ -40,8 +38,8 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
         observation: Taken with the slots.
 
     Returns:
-        One sample per container and device, if the region can be read and its sizes are below
-        64 TiB. A container can make any number of regions: the one with most memory in use counts.
+        One sample per container and device, if the region can be read and its use is below
+        64 TiB; such a limit is none. A container can make any number of regions: the one with most memory in use counts.
         Of a container without a region the driver's figures, by GPU, if its pids mean something.
 
     Raises:
@@ -72,12 +70,12 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
     ):
         namespace, pod, name, pod_uid = names[region]
         of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
-        if max(used, limit) < _BELIEVABLE_BYTES and (
-            of not in found or used > found[of].memory_used_bytes
-        ):
+        # A container that writes impossible sizes into its region must not decide how everybody's
+        # sums and charts look.
+        if used < IMPOSSIBLE_BYTES and (of not in found or used > found[of].memory_used_bytes):
             found[of] = Sample(
                 used,
-                limit or None,
+                memory_limit_or_none(limit),
                 sm_limit if 0 < sm_limit < 100 else 100,
                 sm if has_utilization.get(layouts[region]) else None,
                 processes[region],
@@ -97,7 +95,7 @@ def _without_region(join: Join) -> Iterator[tuple[Allocation, Sample]]:
             if each.key == allocation_key(container) and uuid in each.uuids:
                 index = each.uuids.index(uuid)
                 limit, sm_limit = each.limits_of(index)
-        if used is not None and used < _BELIEVABLE_BYTES:
+        if used is not None and used < IMPOSSIBLE_BYTES:
             of = Allocation(*_names_of(container), index, uuid or None)
             yield of, Sample(used, limit, sm_limit or 100, busy, None, used, busy)
 

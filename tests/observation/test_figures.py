@@ -63,6 +63,27 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(node)
 
 
+def test_a_limit_that_no_gpu_has_is_none_everywhere_and_found(scene: Scene) -> None:
+    """Only `limits get`, whose answer can be set again, has the number of the file."""
+    value = 1 << 60
+    scene.file.put("limit", value)
+    root = ("--root", scene.fake.root)
+    (shown,) = scene.json("show", scene.pod.region)["devices"]
+    (container,) = scene.json("containers", "--no-driver", *root)["containers"]
+    assert shown["memory_limit_bytes"] is container["devices"][0]["memory_limit_bytes"] is None
+    assert "unlimited" in call("show", str(scene.pod.region)).stdout
+    with Node(scene.fake.root) as node:
+        observer = Observer.for_command(node)
+        (found,) = examine(observer, settle_s=0.03)
+        (sample,) = read_samples(observer.observe()).values()
+        series = parsed(NodeExporter(node, max_age_s=0.0).render())
+    assert (found.kind, found.device) == (FindingKind.FIGURE_IMPOSSIBLE, 0)
+    assert found.evidence == f"memory_limit_bytes on device 0 is {value}"
+    assert sample.memory_limit_bytes is None
+    assert series.value("hami_vgpu_memory_limit_bytes") == value
+    assert series.series("hamiregion_gpu_memory_limits_bytes") == {}
+
+
 @pytest.mark.parametrize(("field", "name", "value"), FIGURES)
 def test_a_figure_that_cannot_be_is_null_everywhere_and_found(
     scene: Scene, field: str, name: str, value: int
