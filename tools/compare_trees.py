@@ -52,7 +52,6 @@ IDENTITY = (
     "kind",
     "host_pid",
     "pid",
-    "slot",
 )
 GIB = 1 << 30
 MIB = 1 << 20
@@ -195,7 +194,8 @@ def scene_init_container(make: Builder) -> None:
     for name in ("init", "main"):
         directory = made.directory.with_name(f"{made.pod_uid}_{name}")
         directory.mkdir(exist_ok=True)
-        make.hami.create_region(directory / "usage.cache", uuids=make.uuids[:1])
+        what = {"uuids": make.uuids[:1], "memory_limits": ["8GiB"]}
+        make.hami.create_region(directory / "usage.cache", **what)
     make.process(directory / "usage.cache")
 
 
