@@ -39,7 +39,8 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
 
     Returns:
         One sample per container and device, if the region can be read and its use is below
-        64 TiB; such a limit is none. A container can make any number of regions: the one with most memory in use counts.
+        64 TiB; such a limit is none. A container can make any number of regions: the one with most
+        memory in use counts.
         Of a container without a region the driver's figures, by GPU, if its pids mean something.
 
     Raises:
