@@ -81,10 +81,13 @@ def ps(opened: Opened, sort: str, answer: Answer) -> None:
 
 @verb("hamiregion top", "hamiregion top --namespace research --sort sm")
 @_common_options("memory")
-def top(opened: Opened, sort: str, answer: Answer) -> None:
+@click.option("--once", is_flag=True, help="Show one picture, and end.")
+def top(opened: Opened, sort: str, once: bool, answer: Answer) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
+    if once and answer.interval_s is not None:
+        raise click.UsageError("--once is one picture: leave --watch out.")
     with opened as view:
-        if isinstance(view, NodesView) and not answer.as_json:
+        if (once or isinstance(view, NodesView)) and not answer.as_json:
             view.show(lambda node: Top(node, wide=answer.wide).page(TopKeys(sort)), answer)
         elif isinstance(view, NodesView) or answer.as_json or not on_terminal() or not view.is_live:
             view.show(lambda node: process_page(node, sort, wide=answer.wide), answer)
@@ -105,7 +108,7 @@ def _top_live(top: Top, interval_s: float, sort: str) -> None:
             if time.monotonic() >= due:
                 due = time.monotonic() + interval_s
                 top.observe()
-            drawn, chosen.offset = fit_page(top.page(chosen), screen, chosen.offset)
+            drawn, chosen.offset = fit_page(top.live_page(chosen), screen, chosen.offset)
             picture.update(drawn, refresh=True)
             for key in keys_within(due - time.monotonic()):
                 chosen.press(key, screen.height // 2)
@@ -303,6 +306,12 @@ class Top:
         for row in self._containers:
             self._samples[row.order].append(row.sm_percent / 100)
 
+    def live_page(self, keys: TopKeys) -> Page:
+        """Show what was observed, and the keys."""
+        page = self.page(keys)
+        lines = Lines([*(_KEYS if keys.are_shown else ()), (keys.words(), DIM)])
+        return attrs.evolve(page, blocks=[*page.blocks, lines])
+
     def page(self, keys: TopKeys) -> Page:
         """Show what was observed."""
         observation, chosen = self._observation, self._view.gpus
@@ -319,11 +328,10 @@ class Top:
         missing = sorted(filter(is_shown, self._missing), key=order)
         gpus = [each for each in observation.gpus if not chosen or each.index in chosen]
         blocks = [
-            Table(_GPU_COLUMNS, gpus, attention=lambda gpu: gpu.state.is_failure),
+            *([_gpu_table(gpus)] if gpus else []),
             *([self._container_table(containers)] if containers or not missing else []),
             *([missing_table(observation, missing)] if missing else []),
             *page.blocks,
-            Lines([*(_KEYS if keys.are_shown else ()), (keys.words(), DIM)]),
         ]
         return attrs.evolve(page, blocks=blocks)
 
@@ -358,6 +366,12 @@ _GPU_COLUMNS = (
     Column("", lambda device: sm_bar(device.gpu_util_percent), "drawing", "SM", from_width=ROOMY),
     Column("SM", "gpu_util_percent", "percent", title="SM"),
 )
+
+
+def _gpu_table(gpus: Sequence[NvmlDevice]) -> Table:
+    return Table(_GPU_COLUMNS, gpus, attention=lambda gpu: gpu.state.is_failure)
+
+
 _STATE = CellFormat(str, right=False, min_width=len("unmanaged"))
 
 

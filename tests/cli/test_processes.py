@@ -18,6 +18,7 @@ from support.cli_scene import POD_LONG, Scene, table
 from support.command_line import (
     ESCAPES,
     Terminal,
+    call,
     interrupt,
 )
 from support.command_line import start as start_command
@@ -230,6 +231,25 @@ def test_top_in_a_pipe_is_ps_by_memory(scene: Scene) -> None:
     assert found["processes"][0]["pod"] == POD_LONG
 
 
+def test_top_once_shows_one_picture_without_keys_also_of_a_document(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """With --watch it would have no meaning."""
+    (tmp_path / "node.json").write_text(scene.run("observe").stdout)
+    arguments = scene.arguments("top", "--once", "--namespace", "*")
+    with Terminal(*arguments, env=scene.driver.environment(), columns=130) as terminal:
+        assert terminal.wait() == 0
+        assert "NVIDIA H100 80GB HBM3" in terminal.text
+    words = ("top", "--once", "--namespace", "*")
+    document = str(tmp_path / "node.json")
+    for answer in (scene.run(*words), call(*words, "--from", document)):
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.startswith("GPU  NAME ")
+        assert table(answer.stdout.split("\n\n")[-1])[0]["HOST-PID"] == str(scene.pids["working"])
+        assert "[q] quit" not in answer.stdout
+    assert scene.run("top", "--once", "--watch").returncode == 2
+
+
 def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: Scene) -> None:
     arguments = scene.arguments("top", "--namespace", "*")
     with Terminal(*arguments, env=scene.driver.environment(), columns=130) as terminal:
@@ -254,7 +274,7 @@ def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: S
 def picture(top: Top, keys: TopKeys, columns: int, rows: int) -> list[str]:
     """The picture of a terminal of that size, as lines."""
     screen = Console(file=io.StringIO(), width=columns, height=rows, color_system=None)
-    drawn, keys.offset = fit_page(top.page(keys), screen, keys.offset)
+    drawn, keys.offset = fit_page(top.live_page(keys), screen, keys.offset)
     screen.print(drawn)
     assert isinstance(screen.file, io.StringIO)
     return [line.rstrip() for line in screen.file.getvalue().splitlines()]
@@ -316,7 +336,9 @@ def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
     place = place_of(scene)
     with DriverChoice(True, None).observe(place) as observer:
         top = Top(NodeView(observer, Selector(), place))
-        page = attrs.evolve(top.page(TopKeys("name")), notes=("a long note " * 20, "two", "three"))
+        page = attrs.evolve(
+            top.live_page(TopKeys("name")), notes=("a long note " * 20, "two", "three")
+        )
         lines = text_of(page, 80, live=True).splitlines()
     assert lines[-1].startswith("a long note")
     assert lines[-1].rstrip().endswith("…")
