@@ -322,9 +322,3 @@ json_answer_options = all_of(json_option, _answered)
 answer_options = all_of(json_option, output_option, _answered)
 #: Adds --watch and these.
 watch_options = all_of(watch_option, answer_options)
-#: Adds --json and -o; the command gets `as_json`.
-output_options = all_of(
-    json_option,
-    output_option,
-    group_options("as_json", lambda as_json, output: as_json or output == "json"),
-)

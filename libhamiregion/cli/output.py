@@ -20,7 +20,6 @@ from .failures import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from libhamiregion import Region
     from libhamiregion.node import HostProcess
 
     from .tables import Page
@@ -81,18 +80,6 @@ class Answer:
             with live(screen) as picture:
                 for page in pages:
                     picture.update(fit_page(page, screen)[0], refresh=True)
-
-
-def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) -> None:
-    """Show an answer once, or at an interval until Ctrl-C."""
-    Answer(as_json, interval_s=interval_s).show_all(look)
-
-
-def show_done(
-    schema: str, region: Region, lines: Sequence[str], as_json: bool, *, place: Any, **about: Any
-) -> None:
-    """Show what a command has done in one region, or would have done."""
-    Answer(as_json).show(place.done(schema, region, lines, **about))
 
 
 def end_by_sigterm() -> None:

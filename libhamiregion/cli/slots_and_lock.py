@@ -12,7 +12,7 @@ from . import options
 from .failures import ErrorGroup, failure
 from .format import EFFECT_WORDS, status_word
 from .help import verb
-from .output import as_plain, program, show_all, show_done
+from .output import Answer, as_plain, program
 from .tables import Lines, Page
 from .targets import Place, Targets, target_options
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Characters of a command.
 _COMMAND_SHOWN = 80
 
-_common = options.all_of(options.dry_run_option, options.output_options)
+_common = options.all_of(options.dry_run_option, options.answer_options)
 
 
 @verb("hamiregion suspend -n research bert-0 17", "hamiregion suspend usage.cache 17")
@@ -51,7 +51,7 @@ def _set_status(
     place: Place,
     pid: int,
     dry_run: bool,
-    as_json: bool,
+    answer: Answer,
 ) -> None:
     change = edit(region, pid, dry_run=dry_run)
     words = f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}"
@@ -62,8 +62,8 @@ def _set_status(
     lines = [words]
     if change.effect is Effect.IF_SM_LIMITED:
         lines.append(f"obeyed {EFFECT_WORDS[change.effect]}")
-    answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
-    show_done("slot-status/1", region, lines, as_json, place=place, dry_run=dry_run, **answer)
+    data = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
+    answer.show(place.done("slot-status/1", region, lines, dry_run=dry_run, **data))
 
 
 @verb("hamiregion reap -n research bert-0 --dry-run", "hamiregion reap usage.cache 17")
@@ -84,7 +84,7 @@ def _evidence(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
 
 
 def _reap(
-    region: Region, place: Place, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool
+    region: Region, place: Place, pids: tuple[int, ...], proc: str, dry_run: bool, answer: Answer
 ) -> None:
     failed = None
     try:
@@ -99,7 +99,7 @@ def _reap(
     ]
     if lines or failed is None:
         lines = lines or ["no process with a slot is proved dead"]
-        show_done("reaped/1", region, lines, as_json, place=place, dry_run=dry_run, reaped=reaped)
+        answer.show(place.done("reaped/1", region, lines, dry_run=dry_run, reaped=reaped))
     if failed is not None:
         raise failed
 
@@ -116,14 +116,13 @@ def lock() -> None:
     "status", "hamiregion lock status -n research bert-0", "hamiregion lock status usage.cache -i 1"
 )
 @target_options(reads=True)
-@options.watch_option
 @options.proc_option
-@options.output_options
-def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool) -> int:
+@options.watch_options
+def status(targets: Targets, proc: str, answer: Answer) -> int:
     """Show which process holds a region's lock, and whether it lives."""
     return targets.for_each(
-        lambda *at: show_all(lambda: _page(*at, proc=proc), interval_s, as_json),
-        only_one=interval_s is not None,
+        lambda *at: answer.show_all(lambda: _page(*at, proc=proc)),
+        only_one=answer.interval_s is not None,
     )
 
 
@@ -151,8 +150,8 @@ def _page(region: Region, place: Place, *, proc: str) -> Page:
 )
 @options.proc_option
 @options.dry_run_option
-@options.output_options
-def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json: bool) -> int:
+@options.answer_options
+def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, answer: Answer) -> int:
     """Free a region's lock, if it is proved that no process holds it."""
 
     def act(region: Region, place: Place) -> None:
@@ -166,16 +165,8 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
                 evidence=_evidence(region, proc, everyone=True), watch_s=watch_s
             )
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
-        show_done(
-            schema,
-            region,
-            sentences,
-            as_json,
-            place=place,
-            dry_run=dry_run,
-            **as_plain(done),
-            **data,
-        )
+        data = as_plain(done) | data
+        answer.show(place.done(schema, region, sentences, dry_run=dry_run, **data))
 
     return targets.for_each(act, writable=not dry_run)
 
