@@ -353,6 +353,15 @@ API CUresult cuGraphExecDestroy(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
+/* For other arguments of the same kernel, whose work stays the same. */
+API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                            const CUDA_KERNEL_NODE_PARAMS *wanted)
+{
+    if (exec == NULL || node->kind != KERNEL || node->kernel.func != wanted->func)
+        return CUDA_ERROR_INVALID_VALUE;
+    return check_initialised();
+}
+
 /* With the mutex held. */
 static struct graph_address *address_of(CUdeviceptr wanted)
 {

@@ -21,7 +21,10 @@ Bare = Callable[[], CudaProgram]
 
 
 def need(module: str) -> None:
-    """Skip where a client is not installed: pip install cuda-bindings numba-cuda nvitop gpustat."""
+    """Skip where a client is not installed.
+
+    pip install cuda-bindings numba-cuda nvidia-cuda-runtime tinygrad nvitop gpustat
+    """
     name = module.partition(".")[0]
     if importlib.util.find_spec(name) is None or importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
@@ -37,7 +40,11 @@ def python(environment: dict[str, str], *arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("module", "script"),
-    [("cuda.bindings", "bindings.py"), ("numba.cuda", "numba_arrays.py")],
+    [
+        ("cuda.bindings", "bindings.py"),
+        ("numba.cuda", "numba_arrays.py"),
+        ("tinygrad", "tinygrad_graph.py"),
+    ],
 )
 def test_a_client_works_and_is_held_to_its_limit(
     limited: Make, gpus: FakeGpus, inject: str, module: str, script: str
