@@ -32,6 +32,9 @@ typedef struct module *CUmodule;
 typedef struct function *CUfunction;
 typedef struct pool *CUmemoryPool;
 typedef struct array *CUarray;
+typedef struct {
+    char reserved[64];
+} CUipcMemHandle;
 typedef struct graph *CUgraph;
 typedef struct graph_node *CUgraphNode;
 typedef struct graph_exec *CUgraphExec;

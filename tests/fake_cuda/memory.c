@@ -364,3 +364,32 @@ API CUresult cuMemHostUnregister(void *address)
     (void)address;
     return check_initialised();
 }
+
+/* ---- memory of another process ---- */
+
+/* The fake handle is a size: nothing reads what another process has written. */
+API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
+{
+    struct block block;
+    if (!find_block(address, false, &block))
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(out, &block.size, sizeof block.size);
+    return check_initialised();
+}
+
+API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
+{
+    (void)flags;
+    CUcontext context;
+    CUresult code = current_context(&context);
+    if (code != CUDA_SUCCESS)
+        return code;
+    struct block block = {.device = context->device, .context = context};
+    memcpy(&block.size, &handle, sizeof block.size);
+    return add_block(block, out);
+}
+
+API CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    return free_block(address);
+}

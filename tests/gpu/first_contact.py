@@ -1,12 +1,13 @@
 """The first minutes on a real GPU: ``python tests/gpu/first_contact.py``, under ten of them.
 
 Prints a verdict for each step, with what was measured; the exit status is 1 if one has failed.
-Saves the verdicts and what NVML has answered about a square wave of work in a JSON file (--trace).
-Needs this package, an NVIDIA driver and a C compiler; nvidia-smi and PyTorch are used where they
-are. The same steps run against the fake driver with ``--driver DIR``, to test this script.
+Saves the verdicts and what NVML has answered about a square wave of work in a JSON file (--trace),
+with which the models of the control law hold limits here, and elsewhere by --replay FILE.
+Needs this package, an NVIDIA driver, make and a C compiler; nvidia-smi, MPS and PyTorch are used
+where they are. The same steps run against the fake driver with ``--driver DIR``, to test this script.
 
 The trace: ``steps`` are [name, verdict, text]. ``waves`` has one wave for each number of processes:
-``pids``; ``light``, the pid of one that launches little; ``events``, [seconds, whether they work];
+``pids``; ``light``, the pid of one that works for 0.2 %; ``events``, [seconds, whether they work];
 and ``answers``, one for each question to NVML: [seconds, seconds before that from which samples
 were wanted, seconds that it took, percent of the GPU, [[pid, stamp in microseconds, percent],
 ...]]. All times are Unix time.
@@ -15,7 +16,6 @@ were wanted, seconds that it took, percent of the GPU, [[pid, stamp in microseco
 import argparse
 import contextlib
 import importlib.util
-import itertools
 import json
 import os
 import re
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "preload")]
 
 from fake_cuda.driver import stop  # noqa: E402
-from support.cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
+from support.cuda_program import OUT, OUT_OF_MEMORY, CudaProgram, room  # noqa: E402
+from support.law_model import nvml_of, replay  # noqa: E402
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -53,8 +55,6 @@ VERSIONS = (11000, 11020, 11040, 12000, 12040, 13000)
 # How long before a question the samples may have been taken that it wants.
 SINCE_S = (0.1, 0.5, 1, 2)
 QUESTION_S = 0.05
-# Of an empty kernel, at the beginning of each half of the wave: some thousandths of the GPU's time.
-LIGHT_LAUNCHES = 1000
 
 # Allocates until memory is refused, in a process of its own: `ALLOCATOR` is in its environment.
 TORCH = """
@@ -100,21 +100,51 @@ if __name__ == "__main__":
 """
 
 
-EMPTY_KERNEL = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }"
+# Multiplies on the GPU until it is killed.
+GEMM = """
+import torch
+matrix = torch.rand(4096, 4096, device="cuda")
+print("started", flush=True)
+while True:
+    for _ in range(20):
+        matrix @ matrix
+    torch.cuda.synchronize()
+"""
 
-# A kernel of eight seconds, as any that waits for something.
-LONG_KERNEL = """.version 6.0
+# The fake driver reads from a name how long a kernel takes; a real GPU runs the second one until
+# the third one runs, for a minute at most.
+KERNELS = """.version 6.0
 .target sm_50
 .address_size 64
-.visible .entry busy_8000ms() {
+.global .u32 flag;
+.visible .entry busy_100us() {
 .reg .u64 %now, %end;
 .reg .pred %more;
 mov.u64 %now, %globaltimer;
-add.u64 %end, %now, 8000000000;
+add.u64 %end, %now, 100000;
 AGAIN:
 mov.u64 %now, %globaltimer;
 setp.lt.u64 %more, %now, %end;
 @%more bra AGAIN;
+ret;
+}
+.visible .entry busy_8000ms() {
+.reg .u32 %seen;
+.reg .u64 %now, %end;
+.reg .pred %more;
+mov.u64 %now, %globaltimer;
+add.u64 %end, %now, 60000000000;
+AGAIN:
+ld.volatile.global.u32 %seen, [flag];
+mov.u64 %now, %globaltimer;
+setp.lt.u64 %more, %now, %end;
+setp.eq.and.u32 %more, %seen, 0, %more;
+@%more bra AGAIN;
+st.volatile.global.u32 [flag], 0;
+ret;
+}
+.visible .entry release() {
+st.volatile.global.u32 [flag], 1;
 ret;
 }
 """
@@ -247,9 +277,7 @@ class Checks:
                 program.stdout.readline()
                 stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
             light = self.program(self.bare()).start()
-            module = light.do("cuModuleLoadData", OUT, "text:" + EMPTY_KERNEL)
-            kernel = light.do("cuModuleGetFunction", OUT, module, "text:nothing")
-            launch = ("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+            (work_a_little,) = launches(light, "busy_100us")
             for half in range(6):
                 events.append((time.time(), half % 2 == 0))
                 for program in programs:
@@ -257,8 +285,7 @@ class Checks:
                         program.send_signal(signal.SIGCONT)
                     else:
                         stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
-                light.calls(*[launch] * LIGHT_LAUNCHES)
-                self.ask_about_work(device, answers)
+                self.ask_about_work(device, answers, work_a_little)
             for program in programs:
                 program.kill()
         pids = [program.pid for program in programs]
@@ -266,22 +293,22 @@ class Checks:
         self.waves.append(wave)
         light.kill()
         cost_ms = statistics.median(answer[2] for answer in answers) * 1000
-        stamps = sorted({stamp for answer in answers for _, stamp, _ in answer[4]})
-        assert stamps, "NVML has no samples of processes"
-        period = statistics.median(b - a for a, b in itertools.pairwise(stamps)) / 1e6
         shown = [at for at, *_, listed in answers if any(percent for *_, percent in listed)]
         assert shown, "NVML shows no process at work"
         lag = shown[0] - events[0][0]
         listed = {pid for answer in answers for pid, *_ in answer[4]}
         return (
-            f"seen after {lag:.2f} s, a stamp each {period:.2f} s, {cost_ms:.1f} ms a question, "
+            f"seen after {lag:.2f} s, {nvml_of(wave)}, {cost_ms:.1f} ms a question, "
             f"{len(listed & set(pids))} of {processes} by their own pids, "
-            f"one with little work {'too' if light.pid in listed else 'never'}"
+            f"one of 0.2 % {'too' if light.pid in listed else 'never'}"
         )
 
-    def ask_about_work(self, device: Any, answers: list[Any]) -> None:
+    def ask_about_work(
+        self, device: Any, answers: list[Any], work_a_little: Callable[..., None]
+    ) -> None:
         deadline = time.monotonic() + self.seconds / 4
         while time.monotonic() < deadline:
+            work_a_little()
             for since_s in SINCE_S:
                 at_s = time.time()
                 try:
@@ -345,13 +372,36 @@ class Checks:
             program.allocate(free // 2)
             used = region.snapshot().devices[0].memory_used_bytes
             driver = program.nvml_processes(0).get(program.pid)
-            left = LIMIT - used
-            assert program.call("cuMemAlloc_v2", OUT, left + 1)[0] == OUT_OF_MEMORY
-            program.allocate(left)
+            self.fill(program, region)
         if driver is None:
             return f"region {used >> 20} MiB, NVML does not show this pid"
         assert abs(driver - used) <= 0.05 * driver, f"driver {driver}, region {used}"
         return f"driver {driver >> 20} MiB, region {used >> 20} MiB"
+
+    def fill(self, program: CudaProgram, region: hami.Region) -> None:
+        left = LIMIT - region.snapshot().devices[0].memory_used_bytes
+        assert program.call("cuMemAlloc_v2", OUT, left + 1)[0] == OUT_OF_MEMORY
+        program.allocate(left)
+
+    def imports(self) -> str:
+        """Memory of another process counts for the one that has made it."""
+        size, lazy_peer_access = LIMIT // 4, 1
+        with self.limited() as (env, making), self.limited() as (other_env, importing):
+            maker, user = self.program(env).start(), self.program(other_env).start()
+            before = importing.snapshot().devices[0].memory_used_bytes
+            handle = maker.do("cuIpcGetMemHandle", room(64), maker.allocate(size))
+            user.do("cuIpcOpenMemHandle_v2", OUT, f"struct:{handle}", lazy_peer_access)
+            # What NVML says of a process is counted each second.
+            time.sleep(3)
+            driver = user.nvml_processes(0).get(user.pid)
+            made, used = (
+                region.snapshot().devices[0].memory_used_bytes for region in (making, importing)
+            )
+        seen = f"maker {made >> 20} MiB; importer {used >> 20}, before {before >> 20}, "
+        seen += "not shown by NVML" if driver is None else f"by NVML {driver >> 20}"
+        assert made >= size, seen
+        assert used < before + size // 2, seen
+        return seen
 
     def nvidia_smi(self) -> str:
         """nvidia-smi shows the limit as the GPU's memory, and prints nothing else."""
@@ -423,7 +473,7 @@ class Checks:
             program = self.program(env).start()
             before = region.snapshot().devices[0].memory_used_bytes
             program.do("cuCtxSetLimit", malloc_heap, heap)
-            program.do("cuModuleLoadData", OUT, "text:" + EMPTY_KERNEL)
+            program.do("cuModuleLoadData", OUT, "text:" + KERNELS)
             time.sleep(3)
             used = region.snapshot().devices[0].memory_used_bytes
             driver = program.nvml_processes(0).get(program.pid)
@@ -505,41 +555,90 @@ class Checks:
         assert mean <= 65, f"{mean:.0f} %"
         return f"{mean:.0f} %"
 
-    def waiting_launches(self) -> str:
-        """A launch behind a long kernel is made after ten seconds at the latest."""
+    def waiting_kernel(self) -> str:
+        """A kernel that waits for a launch gets it within ten seconds."""
         longest_s = 0.0
         with self.limited(memory=None, sm=10) as (env, _):
-            program = self.program(env).start()
-            module = program.do("cuModuleLoadData", OUT, "text:" + LONG_KERNEL)
-            kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_8000ms")
-            for _ in range(2):
+            # The driver cannot load a kernel while another one runs.
+            program = self.program({**env, "CUDA_MODULE_LOADING": "EAGER"}).start()
+            for launch in launches(program, "busy_8000ms", "release"):
                 begun_s = time.monotonic()
-                program.do("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+                launch()
                 longest_s = max(longest_s, time.monotonic() - begun_s)
-            # Its last kernel would be part of the next figures.
+            program.do("cuCtxSynchronize")
             program.kill()
         assert longest_s < 12, f"{longest_s:.1f} s"
         return f"{longest_s:.1f} s"
+
+    def two_busy(self, *prefix: str, **more: str) -> tuple[float, str]:
+        """How busy two programs keep the GPU under a limit of half, and what they say."""
+        busy = f"{self.built('busy')} kernel busy_1ms 1 20 0"
+        with self.limited(memory=None, sm=50) as (env, _):
+            command = [*prefix, "sh", "-c", f"{busy} & {busy} & wait"]
+            with subprocess.Popen(
+                command,
+                env={**env, **more},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            ) as programs:
+                # NVML may take 5 s to list them.
+                time.sleep(8)
+                mean = self.mean_utilisation()
+                ended = programs.poll()
+                os.killpg(programs.pid, signal.SIGKILL)
+                _, said = programs.communicate()
+        assert ended is None, f"they have ended: {said}"
+        assert mean <= 65 or "cannot be held" in said, f"{mean:.0f} %, and no message"
+        return mean, said
+
+    def two_programs(self) -> str:
+        """Two programs are held together."""
+        mean, said = self.two_busy()
+        assert not said, said
+        return f"{mean:.0f} %"
 
     def own_pids(self) -> str:
         """Two programs in a pid namespace of their own are held, or say that they are not."""
         if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode != 0:
             raise Skipped("no new pid namespace")
-        busy = f"{self.built('busy')} kernel busy_1ms 1 20 0"
-        with self.limited(memory=None, sm=50) as (env, _):
-            command = [*UNSHARE, "sh", "-c", f"{busy} & {busy} & wait"]
-            with subprocess.Popen(
-                command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            ) as programs:
-                # NVML may take 5 s to list them.
-                time.sleep(8)
-                mean = self.mean_utilisation()
-                programs.kill()
-                _, said = programs.communicate()
-        if "cannot be held" in said:
-            return f"{mean:.0f} %, and a message"
-        assert mean <= 65, f"{mean:.0f} %, and no message"
-        return f"{mean:.0f} %"
+        program = CudaProgram(self.bare(), UNSHARE)
+        self.programs.append(program)
+        # It is the first process there.
+        whose = "its own" if 1 in program.start().nvml_processes(0) else "the host's"
+        program.kill()
+        mean, said = self.two_busy(*UNSHARE)
+        return f"{mean:.0f} %, {'a message' if said else 'no message'}; NVML shows {whose} pids"
+
+    def mps(self) -> str:
+        """Under MPS memory is held to the byte, and time too, or they say that it is not."""
+        control = shutil.which("nvidia-cuda-mps-control")
+        if control is None:
+            raise Skipped("no nvidia-cuda-mps-control")
+        place = self.place / "mps"
+        place.mkdir()
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        daemon = dict.fromkeys(names, str(place))
+        bare = {**self.bare(), **daemon}
+        subprocess.run([control, "-d"], env=bare, check=True, timeout=60)
+        try:
+            with self.limited() as (env, region):
+                program = self.program({**env, **daemon}).start()
+                self.fill(program, region)
+                program.kill()
+            mean, said = self.two_busy(**daemon)
+        finally:
+            subprocess.run([control], env=bare, input=b"quit\n", check=True, timeout=60)
+        return f"{mean:.0f} %, {'a message' if said else 'no message'}"
+
+    def replayed(self) -> str:
+        """On the models limits hold by an NVML that answers as this one."""
+        if not self.waves:
+            raise Skipped("no answers are saved")
+        command = ["make", "--silent", f"BUILD={self.place}", f"{self.place}/law_model"]
+        subprocess.run(command, cwd=TESTS / "preload", check=True)
+        return "; ".join(replay(self.place, wave) for wave in self.waves)
 
     def mean_utilisation(self) -> float:
         """The GPU's own figure, over some seconds from now on."""
@@ -555,7 +654,11 @@ class Checks:
     def utilisation_by(self, style: str, env: dict[str, str]) -> float:
         """The GPU's own figure while one program keeps it as busy as it may."""
         command = [self.built("busy"), style, "busy_1ms", "1", "20", "0"]
-        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+        if style == "GEMM":
+            command = [sys.executable, "-c", GEMM]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "it has ended"
             time.sleep(3)
             mean = self.mean_utilisation()
             process.send_signal(signal.SIGKILL)
@@ -563,6 +666,8 @@ class Checks:
 
     def share(self, style: str, limit: int) -> str:
         """The GPU's own utilisation stays within 10 points of the limit."""
+        if style == "GEMM":
+            need_torch()
         tried = []
         for _ in range(TRIES):
             with self.limited(memory=None, sm=limit) as (env, _):
@@ -614,7 +719,9 @@ class Checks:
             "size of a context": self.context_size,
             "samples, one process": lambda: self.sampling(1),
             "samples, four processes": lambda: self.sampling(4),
+            "law, replayed": self.replayed,
             "managed memory": self.managed,
+            "imported memory": self.imports,
             "resets": self.reset,
             "short programs": self.short_programs,
             "memory to the byte": self.to_the_byte,
@@ -630,11 +737,13 @@ class Checks:
             # A charge takes the region's lock and wakes a waiter: one call of the kernel.
             "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 1000),
             "SM limit beside a stopped program": self.stopped_sampler,
+            "SM limit of two programs": self.two_programs,
             "SM limit in a pid namespace": self.own_pids,
-            "launches behind a long kernel": self.waiting_launches,
+            "MPS": self.mps,
+            "kernel that waits for a launch": self.waiting_kernel,
         }
-        for style in ("kernel", "graph"):
-            for limit in (100, 50, 25):
+        for style in ("kernel", "graph", "GEMM"):
+            for limit in (80, 50, 20):
                 found[f"SM {limit}, {style}s"] = lambda s=style, p=limit: self.share(s, p)
         for allocator in ("backend:native", "expandable_segments:True", "backend:cudaMallocAsync"):
             found[f"PyTorch, {allocator}"] = lambda a=allocator: self.torch(a)
@@ -647,6 +756,19 @@ def exported_hooks(text: str) -> list[str]:
     return re.findall(r"X\((cu\w+)", re.sub(r"#define HR_NEW\w*\(X\)(?:.*\\\n)+.*\n", "", hooks))
 
 
+def launches(program: CudaProgram, *names: str) -> list[Callable[[], Any]]:
+    """Launch each of the `KERNELS`, on a stream of its own."""
+    non_blocking = 1
+    module = program.do("cuModuleLoadData", OUT, "text:" + KERNELS)
+    found = []
+    for name in names:
+        kernel = program.do("cuModuleGetFunction", OUT, module, "text:" + name)
+        stream = program.do("cuStreamCreate", OUT, non_blocking)
+        launch = ("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+        found.append(partial(program.do, *launch))
+    return found
+
+
 def need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise Skipped("PyTorch is not installed")
@@ -657,22 +779,28 @@ def main() -> int:
     parser.add_argument("--driver", type=Path, help="where the driver's libraries are")
     parser.add_argument("--seconds", type=float, default=10, help="of each measured SM limit")
     parser.add_argument("--trace", type=Path, default=Path("first-contact.json"))
+    parser.add_argument("--replay", type=Path, help="only the models, with a trace of another GPU")
     wanted = parser.parse_args()
     checks = Checks(wanted.driver, wanted.seconds)
+    chosen = checks.all()
+    if wanted.replay is not None:
+        checks.waves = json.loads(wanted.replay.read_text(encoding="utf-8"))["waves"]
+        chosen = {"law, replayed": checks.replayed}
     steps: list[tuple[str, str, str]] = []
     try:
-        for name, check in checks.all().items():
+        for name, check in chosen.items():
             try:
                 step = name, "ok", check()
             except Skipped as reason:
-                step = name, "skipped", str(reason)
+                step = name, "not tried", str(reason)
             except (AssertionError, OSError, subprocess.SubprocessError, hami.RegionError) as error:
                 step = name, "FAILED", str(error)
             steps.append(step)
-            print(f"{step[1]:8} {name}: {step[2]}", flush=True)
+            print(f"{step[1]:9} {name}: {step[2]}", flush=True)
     finally:
-        trace = {"steps": steps, "waves": checks.waves}
-        wanted.trace.write_text(json.dumps(trace), encoding="utf-8")
+        if wanted.replay is None:
+            trace = {"steps": steps, "waves": checks.waves}
+            wanted.trace.write_text(json.dumps(trace), encoding="utf-8")
         checks.close()
     return 1 if any(verdict == "FAILED" for _, verdict, _ in steps) else 0
 

@@ -5,41 +5,18 @@ The table of the guide (docs/how-run-works.md) has what these print.
 
 from __future__ import annotations
 
-import subprocess
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
+from support.law_model import BOUNDS, LIMITS, nvml_of, play, replay
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KERNELS_US = (10, 100, 1000, 10_000, 50_000)
-LIMITS = (20, 50, 80)
 PROCESSES = (1, 3, 6, 16)
 ANSWERS = {"mean": {}, "last": {"last": 1}, "late": {"late_ms": 300}}
-# Points above and below the limit, by milliseconds between two samples.
-BOUNDS = {20: (5, 10), 166: (5, 14), 1000: (8, 22)}
-
-
-@attrs.frozen
-class Played:
-    """The output of the model: percent, a part of an even share, seconds, percent."""
-
-    busy: float
-    highest: float
-    lowest: float
-    least: float
-    longest_wait_s: float
-    progress: float
-
-
-def play(c_programs: Path, **settings: int) -> Played:
-    """Run the model; its comment explains the settings."""
-    command = [str(c_programs / "law_model"), *(f"{key}={settings[key]}" for key in settings)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return Played(*map(float, answer.split()))
 
 
 @pytest.mark.slow(keep=4)
@@ -88,3 +65,33 @@ def test_ranks_with_collectives_make_a_small_part_of_their_progress(c_programs: 
         played = play(c_programs, ranks=1, processes=4, limit=50, kernel_us=kernel_us)
         assert played.busy > 60, played
         assert played.progress < 10, played
+
+
+def saved_wave(sample_ms: int, late_ms: int, last: int) -> dict[str, Any]:
+    """The answers of such an NVML about a process that works in every second second."""
+    answers = []
+    for at_ms in range(0, 6000, 50):
+        for since_ms in (100, 500, 1000, 2000):
+            newest = (at_ms - late_ms) // sample_ms
+            taken = range(max(1, (at_ms - since_ms) // sample_ms + 1), newest + 1)
+            percents = [100 if number * sample_ms % 2000 < 1000 else 0 for number in taken]
+            percents = percents[-1:] if last else percents
+            listed = []
+            if sum(percents):
+                listed = [[7, newest * sample_ms * 1000, sum(percents) // len(percents)]]
+            answers.append([at_ms / 1000, since_ms / 1000, 0.0, 50, listed])
+    return {"pids": [7], "answers": answers}
+
+
+@pytest.mark.parametrize(("sample_ms", "late_ms", "last"), [(150, 0, 0), (150, 300, 1)])
+def test_the_law_holds_by_an_nvml_that_answers_as_a_saved_one(
+    c_programs: Path, sample_ms: int, late_ms: int, last: int
+) -> None:
+    wave = saved_wave(sample_ms, late_ms, last)
+    assert nvml_of(wave) == {"sample_ms": sample_ms, "late_ms": late_ms, "last": last}
+    assert "points" in replay(c_programs, wave)
+
+
+def test_a_replay_fails_where_samples_are_too_rare_for_the_law(c_programs: Path) -> None:
+    with pytest.raises(AssertionError, match="'sample_ms': 2000"):
+        replay(c_programs, saved_wave(2000, 0, 0))

@@ -2,7 +2,8 @@
 
 Each line is a list of calls, each call a function's name and its arguments: numbers, None for
 NULL, "out" for a number that the function writes, "inout:N" for one that it also reads, "room:N"
-for that many bytes that it writes, "bytes:HEX" for memory that it reads, "text:..." for a string.
+for that many bytes that it writes, "bytes:HEX" for memory that it reads, "struct:HEX" for
+a structure by its value, "text:..." for a string.
 The answer is a list: for each call its code and what was written.
 
 A name may stand for more than a function: "fork" runs the calls that follow it in a child and
@@ -60,6 +61,10 @@ def call(name: str, *given: Any) -> list[Any]:
         elif kind == "bytes":
             data = bytes.fromhex(text)
             arguments.append(ctypes.create_string_buffer(data, len(data)))
+        elif kind == "struct":
+            fields = [("all", ctypes.c_char * (len(text) // 2))]
+            structure = type("structure", (ctypes.Structure,), {"_fields_": fields})
+            arguments.append(structure.from_buffer_copy(bytes.fromhex(text)))
         elif kind == "text":
             arguments.append(text.encode())
         else:

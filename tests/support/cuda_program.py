@@ -5,7 +5,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ NVML_NOT_FOUND = 6
 class CudaProgram:
     """One process. `call` gives codes and what was written, `do` asserts that the code is 0."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(CHILD)],
+            [*prefix, sys.executable, "-I", "-S", str(CHILD)],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
