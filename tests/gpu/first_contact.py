@@ -4,7 +4,7 @@ Prints a verdict for each step, with what was measured; the exit status is 1 if 
 Saves the verdicts and what NVML has answered about a square wave of work in a JSON file (--trace),
 with which the models of the control law hold limits here, and elsewhere by --replay FILE.
 Needs this package, an NVIDIA driver, make and a C compiler; nvidia-smi, MPS and PyTorch are used
-where they are. The same steps run against the fake driver with ``--driver DIR``, to test this script.
+where they are. ``--driver DIR`` runs the same steps on the fake driver, to test this script.
 
 The trace: ``steps`` are [name, verdict, text]. ``waves`` has one wave for each number of processes:
 ``pids``; ``light``, the pid of one that works for 0.2 %; ``events``, [seconds, whether they work];
