@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -144,11 +144,11 @@ def needs_attention(row: ContainerRow) -> bool:
 def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
     """Gather the selected containers, by name."""
     test, join = view.device_test(observation), Join(observation)
-    driver = _driver_devices(join)
+    driver = figures_without_region(join)
     rows = [
         attrs.evolve(
             _container_row(details, test, join, row),
-            driver_devices=tuple(filter(test, driver[details.container])),
+            driver_devices=tuple(filter(test, driver.get(details.container, ()))),
         )
         for row, details in enumerate(observation.details())
         if view.selector.matches(details.container)
@@ -169,23 +169,6 @@ def missing_table(observation: Observation, rows: Sequence[ContainerRow]) -> Tab
         "driver_devices",
         attention=lambda row: row.missing == NOT_LIMITED,
     )
-
-
-def _driver_devices(join: Join) -> defaultdict[Container, list[ProcessDeviceRow]]:
-    """The driver's figures of containers without a region, by GPU."""
-    found: defaultdict[Container, list[ProcessDeviceRow]] = defaultdict(list)
-    indexes = join.observation.gpu_indexes
-    for (container, uuid), (used_bytes, percent) in figures_without_region(join).items():
-        device = ProcessDeviceRow(
-            None,
-            uuid or None,
-            memory_driver_bytes=used_bytes,
-            driver_sm_percent=percent,
-            driver_index=indexes.get(uuid),
-        )
-        found[container].append(device)
-        found[container].sort(key=lambda each: (each.driver_index or 0, each.uuid or ""))
-    return found
 
 
 def _container_row(

@@ -26,10 +26,6 @@ from .labels import program_of
 if TYPE_CHECKING:
     import jinja2
 
-    from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.model import Observation
-    from libhamiregion.observation.without_region import DriverFigures
-
     from .collectors import DoctorCollector
     from .scrape import Scrape, ShownRegion
 
@@ -111,7 +107,7 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
             (
                 scrape.texts.labels[each],
                 "" if each.missing is None else each.missing.message,
-                _driver_figures(observation, each, figures),
+                figures.get(each, ()),
             )
             for each in missing[:_MISSING]
         ],
@@ -123,18 +119,6 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
         "ages_s": _ages_s(scrape, doctor),
     }
     return _template().render(page=page, opened=opened).encode("utf-8", "replace")
-
-
-def _driver_figures(
-    observation: Observation,
-    container: Container,
-    figures: dict[tuple[Container, str], DriverFigures],
-) -> list[dict[str, Any]]:
-    return [
-        {"gpu": observation.gpu_indexes.get(uuid), "used": used, "sm": sm}
-        for (of, uuid), (used, sm) in figures.items()
-        if of == container
-    ]
 
 
 def _ages_s(scrape: Scrape, doctor: DoctorCollector) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from .containers import (
 )
 from .driver import NvmlState
 from .pairing import driver_gap
+from .rows import ProcessDeviceRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from .processes import Entry, Mapping, SlotStates
     from .rows import Join
     from .share import Allocation
-
-    #: Memory in bytes and SM in percent; None is not known.
-    DriverFigures = tuple[int | None, int | None]
 
 _MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 
@@ -108,8 +106,8 @@ def explained(observation: Observation) -> NodeSnapshot:
     return attrs.evolve(snapshot, missing=tuple(found.values()))
 
 
-def figures_without_region(join: Join) -> dict[tuple[Container, str], DriverFigures]:
-    """Sum the driver's figures of containers without a region, by uuid of the GPU.
+def figures_without_region(join: Join) -> dict[Container, list[ProcessDeviceRow]]:
+    """Sum the driver's figures of containers without a region, by GPU.
 
     0 on GPUs that were given to them and lie idle; none if the driver's pids mean nothing.
     """
@@ -117,26 +115,38 @@ def figures_without_region(join: Join) -> dict[tuple[Container, str], DriverFigu
     if sample is None or driver_gap(observation.processes, sample) is not None:
         return {}
     missing = set(observation.missing)
-    found: defaultdict[tuple[Container, str], list[DriverFigures]] = defaultdict(list)
+    # Memory and SM by container and uuid.
+    found: defaultdict[tuple[Container, str], list[tuple[int | None, int | None]]]
+    found = defaultdict(list)
     for row in join.uncounted:
         if row.container in missing:
             for device in row.devices:
                 figures = device.memory_driver_bytes, device.driver_sm_percent
                 found[row.container, device.uuid or ""].append(figures)
-    given = {each.key: each.uuids for each in observation.allocations or ()}
-    for container in missing:
-        for uuid in given.get(allocation_key(container), ()):
+    by_key = {allocation_key(each): each for each in missing}
+    for given in observation.allocations or ():
+        for uuid in given.uuids if given.key in by_key else ():
             absent = sample.unlisted(uuid)
             if absent is not None:
-                found[container, uuid].append((absent.memory_used_bytes, absent.sm_util_percent))
-    return {
-        # The driver counts the kernels of all clients as the MPS server's.
-        (container, uuid): (
-            _sum(each for each, _ in figures),
-            None if container.missing == MPS_CLIENT else _sum(each for _, each in figures),
+                idle = absent.memory_used_bytes, absent.sm_util_percent
+                found[by_key[given.key], uuid].append(idle)
+    sums: defaultdict[Container, list[ProcessDeviceRow]] = defaultdict(list)
+    indexes = sample.gpu_indexes
+    for (container, uuid), pairs in sorted(
+        found.items(), key=lambda each: (indexes.get(each[0][1], 0), each[0][1])
+    ):
+        busy = _sum(each for _, each in pairs)
+        sums[container].append(
+            ProcessDeviceRow(
+                None,
+                uuid or None,
+                memory_driver_bytes=_sum(each for each, _ in pairs),
+                # The driver counts the kernels of all clients as the MPS server's.
+                driver_sm_percent=None if container.missing == MPS_CLIENT else busy,
+                driver_index=indexes.get(uuid),
+            )
         )
-        for (container, uuid), figures in found.items()
-    }
+    return sums
 
 
 def _sum(figures: Iterable[int | None]) -> int | None:

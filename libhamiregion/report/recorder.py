@@ -90,15 +90,18 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
 def _without_region(join: Join) -> Iterator[tuple[Allocation, Sample]]:
     """Samples of containers without a region: the driver's figures, and the limits given."""
     given = join.observation.allocations or ()
-    for (container, uuid), (used, busy) in figures_without_region(join).items():
-        index, limit, sm_limit = 0, None, None
-        for each in given:
-            if each.key == allocation_key(container) and uuid in each.uuids:
-                index = each.uuids.index(uuid)
-                limit, sm_limit = each.limits_of(index)
-        if used is not None and used < IMPOSSIBLE_BYTES:
-            of = Allocation(*_names_of(container), index, uuid or None)
-            yield of, Sample(used, limit, sm_limit or 100, busy, None, used, busy)
+    for container, devices in figures_without_region(join).items():
+        of_it = [each for each in given if each.key == allocation_key(container)]
+        for device in devices:
+            index, limit, sm_limit = 0, None, None
+            for each in of_it:
+                if device.uuid in each.uuids:
+                    index = each.uuids.index(device.uuid)
+                    limit, sm_limit = each.limits_of(index)
+            used, busy = device.memory_driver_bytes, device.driver_sm_percent
+            if used is not None and used < IMPOSSIBLE_BYTES:
+                of = Allocation(*_names_of(container), index, device.uuid)
+                yield of, Sample(used, limit, sm_limit or 100, busy, None, used, busy)
 
 
 def _names_of(container: Container) -> _Names:

@@ -78,14 +78,14 @@ class UnaccountedCollector:
 
 def _of_containers(scrape: Scrape) -> Iterator[Series]:
     """Sums of containers without a region."""
-    gpus = scrape.observation.gpu_indexes
     memory: dict[str, float | None] = {}
     busy: dict[str, float | None] = {}
-    for (container, uuid), figures in figures_without_region(scrape.join).items():
-        if container not in scrape.texts.hidden:
+    for container, devices in figures_without_region(scrape.join).items():
+        for each in () if container in scrape.texts.hidden else devices:
+            index = "" if each.driver_index is None else str(each.driver_index)
             labels = scrape.texts.labels[container]
-            text = labels.text(_MEMORY, str(gpus.get(uuid, "")), safe_value(uuid))
-            memory[text], percent = figures
+            text = labels.text(_MEMORY, index, safe_value(each.uuid or ""))
+            memory[text], percent = each.memory_driver_bytes, each.driver_sm_percent
             busy[text] = None if percent is None else percent / 100
     yield Series.of(_MEMORY, memory)
     yield Series.of(_SM, busy)
