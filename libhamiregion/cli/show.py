@@ -105,15 +105,16 @@ def _show(
         try:
             with opened() as region:
                 snapshot = without_impossible(region.snapshot())
-                programs: dict[int, HostProcess] | None = None
-                if place is None or len(snapshot.devices) > 1:
+                programs: dict[int, HostProcess] = {}
+                busy = any(each.sm_util_percent != 0 for each in snapshot.devices)
+                if place is None or (busy and len(snapshot.devices) > 1):
                     from libhamiregion.node import ProcessTable
 
                     table = table or ProcessTable(proc)
                     programs = _programs(table, region, snapshot)
                     snapshot = _under_gpu_at_work(snapshot, programs, table.view)
-                shown = programs if place is None else None
-                page = region_page(snapshot, burst=region.burst, programs=shown)
+                named = programs if place is None else None
+                page = region_page(snapshot, burst=region.burst, programs=named)
         except (RegionNotFound, RegionNotReady, RegionStale, RegionCorrupt) as error:
             if is_first:
                 raise

@@ -124,14 +124,9 @@ class DoctorContext:
         return frozenset(process for each in proved for process in each.onlookers)
 
     @cached_property
-    def slots_join(self) -> Join:
+    def join(self) -> Join:
         """Slots and processes, with the driver's figures if there are any."""
         return Join(self.observation)
-
-    @property
-    def join(self) -> Join | None:
-        """The driver's figures of the node's processes; None without the driver."""
-        return None if self.observation.sample is None else self.slots_join
 
     @cached_property
     def cards(self) -> dict[str | None, Card]:
@@ -142,12 +137,10 @@ class DoctorContext:
     def differing(self) -> set[int]:
         """Rows of regions that count much more or less than the driver, or nothing of its load."""
         join, table, found = self.join, self.observation.table, set[int]()
-        if join is None:
-            return found
         counted, load = table.usages.memory_used_bytes, table.usages.sm_util_percent
         memory, busy = join.figures("memory_used_bytes"), join.figures("sm_util_percent")
         pairs = zip(join.index.slots, join.index.usages, join.rows_of_pairs, strict=True)
-        for slot, usage, row in pairs:
+        for slot, usage, row in pairs if join.has_driver else ():
             if row != NO_ROW and (
                 abs(counted[usage] - memory[row]) > UNCOUNTED_BYTES
                 or (busy[row] and not load[usage])
@@ -157,8 +150,7 @@ class DoctorContext:
 
     def driver_rows(self, used: ObservedRegion) -> list[NodeProcess]:
         """The live processes with the driver's figures; empty if these do not differ."""
-        join = self.join if used.row in self.differing else None
-        rows = () if join is None else join.slot_rows(used.row)
+        rows = self.join.slot_rows(used.row) if used.row in self.differing else ()
         return [row for row in rows if row.state == "alive"]
 
     def competes(self, used: ObservedRegion) -> bool:

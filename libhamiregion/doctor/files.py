@@ -118,7 +118,7 @@ def _lost_regions(
 def doubled_regions(context: DoctorContext) -> Iterator[Finding]:
     """Containers whose processes use several regions of their directory."""
     found: defaultdict[tuple[Container, str], list[int]] = defaultdict(list)
-    for pid, place in context.slots_join.in_other_files.items():
+    for pid, place in context.join.in_other_files.items():
         found[place].append(pid)
     for (container, name), pids in found.items():
         shown_file = PurePath(container.region_path or "").name

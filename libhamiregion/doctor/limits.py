@@ -214,7 +214,7 @@ def impossible_driver_figures(context: DoctorContext) -> Iterator[Finding]:
 def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
     """Processes that count GPUs otherwise than NVML; one finding for each container and order."""
     seen = context.observation
-    orders = context.slots_join.orders
+    orders = context.join.orders
     found: defaultdict[tuple[int, str | None], list[int]] = defaultdict(list)
     for slot in orders:
         entry = context.processes.entry_of(seen.proved().processes[slot])
@@ -242,7 +242,7 @@ def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
 def gone_processes(context: DoctorContext) -> Iterator[Finding]:
     """Memory of processes that do not exist any more; one finding for each GPU."""
     found: defaultdict[tuple[int | None, str], list[tuple[int, int]]] = defaultdict(list)
-    for row in context.slots_join.uncounted if context.observation.gone else ():
+    for row in context.join.uncounted if context.observation.gone else ():
         for device in row.devices if row.state == "gone" else ():
             used = device.memory_driver_bytes or 0
             found[device.driver_index, device.uuid or "?"].append((row.host_pid or 0, used))
@@ -262,8 +262,6 @@ def gone_processes(context: DoctorContext) -> Iterator[Finding]:
 def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
     join = context.join
-    if join is None:
-        return
     # Being counted in a region that a container has made itself limits nothing.
     own_making = [
         row

@@ -41,7 +41,7 @@ def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
 
     A reader with a history has seen them so twice, 30 s apart; for another one `confirmed` sees.
     """
-    observation, join = context.observation, context.slots_join
+    observation, join = context.observation, context.join
     users: defaultdict[Container, list[NodeProcess]] = defaultdict(list)
     for row in join.uncounted:
         if row.container is not None and row.container.missing == NOT_LIMITED:

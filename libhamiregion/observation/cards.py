@@ -91,12 +91,12 @@ def _limits(observation: Observation) -> Iterator[tuple[str | None, int | None, 
         given[each.key].append(each)
     devices = observation.table.devices
     for row, uuid in enumerate(devices.uuids()):
-        index, container = devices.device[row], observation.containers[devices.region[row]]
-        of_it = given[allocation_key(container)]
-        uuids = (each.uuids[index] for each in of_it if index < len(each.uuids))
+        known, index = uuid or None, devices.device[row]
+        if known is None:
+            of_it = given[allocation_key(observation.containers[devices.region[row]])]
+            known = next((each.uuids[index] for each in of_it if index < len(each.uuids)), None)
         limit = memory_limit_or_none(devices.memory_limit_bytes[row])
-        sm_limit = sm_limit_or_none(devices.sm_limit_percent[row])
-        yield uuid or next(uuids, None), limit, sm_limit
+        yield known, limit, sm_limit_or_none(devices.sm_limit_percent[row])
     # Entries of ended pods stay in the checkpoint for a while.
     pods = {each.pod_uid for each in observation.processes} if observation.missing else set()
     for container in observation.missing:
