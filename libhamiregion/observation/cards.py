@@ -98,9 +98,9 @@ def _limits(observation: Observation) -> Iterator[tuple[str | None, int | None, 
         limit = memory_limit_or_none(devices.memory_limit_bytes[row])
         yield known, limit, sm_limit_or_none(devices.sm_limit_percent[row])
     # Entries of ended pods stay in the checkpoint for a while.
-    pods = {each.pod_uid for each in observation.processes} if observation.missing else set()
+    ended = {each.container for each in observation.left}
     for container in observation.missing:
-        for each in given[allocation_key(container)] if container.pod_uid in pods else ():
+        for each in () if container in ended else given[allocation_key(container)]:
             for index, uuid in enumerate(each.uuids):
                 yield uuid, *each.limits_of(index)
 

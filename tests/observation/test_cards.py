@@ -14,8 +14,10 @@ from support.seen_node import OTHER as OTHER_ID
 from support.seen_node import POD, entry, seen
 
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import NvmlSampler, Observation, Observer
+from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.observation.cards import Card, MemoryChange, beyond_cards, cards
+from libhamiregion.observation.json import from_json, to_json
+from libhamiregion.observation.model import LeftDirectory
 from libhamiregion.observation.share import Allocation, share_of
 from libhamiregion.observation.without_region import explained
 from libhamiregion.units import limits_from_environment
@@ -102,13 +104,13 @@ def test_containers_without_a_region_count_as_kubelet_has_noted(
     read = limits_from_environment(variables, hami_version="2.11") if variables else None
     note = Allocation(POD, "main", "nvidia.com/gpu", ("GPU-a",), share, limits=read)
 
-    def card(observation: Observation) -> Card:
-        return cards(attrs.evolve(observation, snapshot=explained(observation)))["GPU-a"]
-
-    found = card(seen(entry(1), listed=(), allocations=(note,)))
-    assert (found.devices, found.memory_limits_bytes, found.sm_limits_percent) == (1, *limits)
-    # Its pod has ended.
-    assert card(seen(listed=(), allocations=(note,))).devices == 0
+    observation = seen(entry(1), listed=(), allocations=(note,))
+    observation = attrs.evolve(observation, snapshot=explained(observation))
+    for each in (observation, from_json(to_json(observation))):
+        found = cards(each)["GPU-a"]
+        assert (found.devices, found.memory_limits_bytes, found.sm_limits_percent) == (1, *limits)
+    left = tuple(LeftDirectory(each, 1.0) for each in observation.missing)
+    assert cards(attrs.evolve(observation, left=left))["GPU-a"].devices == 0
 
 
 def test_the_exporter_has_the_sums_by_gpu(
