@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from . import files, limits, shares, slots
 from .context import DoctorContext
 from .findings import Finding, FindingKind, Severity, confirmed
@@ -25,16 +27,15 @@ _CHECKS_OF_REGION = (*slots.CHECKS, *limits.CHECKS, *files.CHECKS)
 _SEVERITIES = list(Severity)
 
 
-def diagnose(observation: Observation, previous: Observation | None = None) -> tuple[Finding, ...]:
+def diagnose(observation: Observation) -> tuple[Finding, ...]:
     """Find everything that is wrong on a node. Reads nothing but the observation.
 
     A healthy node gives no finding, but for transient ones: a held lock, or a host pid that is not
-    yet known. These count only if two observations have them.
+    yet known. These count only if two observations have them: compare `Finding.key`, as `confirmed`
+    does.
 
     Args:
         observation: Taken with the slots, or read from a document.
-        previous: An earlier observation of the node: transient findings that it does not have are
-            left out. None leaves none out: compare `Finding.key`, as `confirmed` does.
 
     Returns:
         By severity, then in the order of the node's containers.
@@ -44,13 +45,8 @@ def diagnose(observation: Observation, previous: Observation | None = None) -> t
 
     Shell: ``hamiregion doctor``.
     """
-    context = DoctorContext(observation)
-    found: list[Finding] = sorted(
-        _check(context), key=lambda each: _SEVERITIES.index(each.severity)
-    )
-    if previous is not None:
-        found = confirmed(found, {each.key for each in diagnose(previous)})
-    return tuple(found)
+    found = _check(DoctorContext(observation))
+    return tuple(sorted(found, key=lambda each: _SEVERITIES.index(each.severity)))
 
 
 def examine(
@@ -80,6 +76,8 @@ def examine(
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
 
     def find(seen: Observation) -> tuple[Finding, ...]:
+        # This looks twice, whatever the reader remembers.
+        seen = attrs.evolve(seen, not_limited_s=None)
         return tuple(each for each in diagnose(seen) if each.kind in kinds)
 
     found = find(observation or observer.observe())

@@ -30,7 +30,7 @@ SHARE = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30"}
 
 def findings(node: NodeScene, sampler: NvmlSampler, **options: object) -> list[Finding]:
     with node.open(**options) as opened:
-        found = examine(Observer.for_command(opened, sampler=sampler), settle_s=SETTLE_S)
+        found = examine(Observer(opened, sampler=sampler), settle_s=SETTLE_S)
     return [each for each in found if each.kind is FindingKind.SHARE_NOT_LIMITED]
 
 

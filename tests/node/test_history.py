@@ -112,8 +112,9 @@ def not_limited(history: history.History, taken_s: float, *, is_asked: bool = Tr
     assert at.sample is not None
     at = attrs.evolve(at, sample=attrs.evolve(at.sample, taken_s=taken_s) if is_asked else None)
     at = attrs.evolve(at, snapshot=explained(at))
-    document = to_json(attrs.evolve(at, not_limited_s=history.not_limited_s(at)))
-    found = diagnose(from_json(document))
+    at = attrs.evolve(at, not_limited_s=history.not_limited_s(at))
+    found, redacted = (diagnose(from_json(to_json(at, redact=each))) for each in (False, True))
+    assert [each.kind for each in redacted] == [each.kind for each in found]
     assert {each.kind for each in found} <= {FindingKind.SHARE_NOT_LIMITED}
     return [each.severity.value for each in found if not each.is_transient]
 
