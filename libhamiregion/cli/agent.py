@@ -177,38 +177,28 @@ def _run(
 def _tasks(
     wanted: Any, observer: Observer, log: ServiceLog, node_choice: options.NodeChoice
 ) -> Iterator[Task]:
-    node, dry_run = observer.node, wanted.dry_run
+    node, waits = observer.node, wanted.metrics
+    how: dict[str, Any] = {"dry_run": wanted.dry_run, "emit": log}
     if wanted.feedback:
-        yield Feedback(
-            node,
-            dry_run=dry_run,
-            assume_alone=wanted.assume_alone,
-            waits=wanted.metrics,
-            emit=log,
-        )
+        yield Feedback(node, assume_alone=wanted.assume_alone, waits=waits, **how)
     if wanted.repair:
-        yield RepairLoop(observer, dry_run=dry_run, emit=log)
-        yield UsageSync(node, dry_run=dry_run, emit=log)
+        yield RepairLoop(observer, **how)
+        yield UsageSync(node, **how)
     if wanted.remove_gone:
         yield StaleDirectoryCleaner(
             node,
             pod_logs=node_choice.pod_logs,
             kubelet_pods=wanted.kubelet_pods,
             gone_after_s=wanted.gone_after_s,
-            dry_run=dry_run,
-            emit=log,
+            **how,
         )
     if wanted.plan:
         sources = wanted.plan_path, wanted.from_annotations, wanted.maximum_percent
         choice = PlanChoice(*sources, wanted.kubeconfig, node_choice)
         watcher = PlanReconciler(
-            node,
-            choice.sources(),
-            wanted.state,
-            observe=observer.observe,
-            emit=log,
+            node, choice.sources(), wanted.state, observe=observer.observe, emit=log
         )
-        yield PlanKeeper(watcher, waits=wanted.metrics)
+        yield PlanKeeper(watcher, waits=waits)
 
 
 def _export(
