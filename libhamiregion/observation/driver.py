@@ -255,20 +255,15 @@ class NvmlSample:
         return {each.device_uuid: each for each in self.columns}
 
     @cached_property
-    def gpu_indexes(self) -> dict[str | None, int]:
-        """Uuid of a GPU or MIG device to the NVML index of the GPU."""
-        return {
-            each.uuid: device.index
-            for device in self.devices
-            for each in (device, *device.mig_devices)
-            if each.uuid
-        }
+    def by_uuid(self) -> dict[str | None, NvmlDevice]:
+        """The GPUs, each with its MIG devices behind it, whose uuid is known."""
+        every = (each for device in self.devices for each in (device, *device.mig_devices))
+        return {each.uuid: each for each in every if each.uuid}
 
     @cached_property
-    def _devices(self) -> dict[str | None, NvmlDevice]:
-        return {
-            each.uuid: each for device in self.devices for each in (device, *device.mig_devices)
-        }
+    def gpu_indexes(self) -> dict[str | None, int]:
+        """Uuid of a GPU or MIG device to the NVML index of the GPU."""
+        return {uuid: each.index for uuid, each in self.by_uuid.items()}
 
     @property
     def failed(self) -> tuple[NvmlDevice, ...]:
@@ -277,7 +272,7 @@ class NvmlSample:
 
     def memory_of(self, device_uuid: str | None) -> int | None:
         """Return the memory of a GPU or MIG device; None if that is not known."""
-        device = self._devices.get(device_uuid)
+        device = self.by_uuid.get(device_uuid)
         return None if device is None else device.memory_total_bytes
 
     def of_pid(self, pid: int, *, without: Collection[str | None] = ()) -> tuple[NvmlProcess, ...]:
@@ -310,7 +305,7 @@ class NvmlSample:
         columns = self._by_uuid.get(device_uuid)
         if columns is not None and pid in columns.rows:
             return columns.process(columns.rows[pid])
-        device = self._devices.get(device_uuid)
+        device = self.by_uuid.get(device_uuid)
         if (
             device is None
             or not self.sees_all_processes

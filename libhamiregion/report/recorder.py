@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.reader import Observer
     from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.driver import NvmlDevice
     from libhamiregion.observation.model import Observation
 
     from .writer import RecordingWriter, Written
@@ -124,14 +123,6 @@ def _driver_figures(join: Join, name: str) -> list[int | None]:
     ]
 
 
-def _gpus_of(device: NvmlDevice) -> Iterator[tuple[str, Gpu]]:
-    for each in (device, *device.mig_devices):
-        if each.uuid is not None:
-            # The name of a MIG device has its profile.
-            model = each.name and printable(each.name, _MODEL_LIMIT)
-            yield each.uuid, Gpu(model, each.memory_total_bytes)
-
-
 class Recorder:
     """Records an observation at each interval.
 
@@ -159,9 +150,14 @@ class Recorder:
         """
         observation = self._observer.observe()
         at_ms = observation.regions_read_at_ns // 1_000_000
-        devices = observation.gpus
-        gpus = sum(len(device.mig_devices) or 1 for device in devices)
-        known = {uuid: gpu for device in devices for uuid, gpu in _gpus_of(device)}
+        gpus = sum(len(device.mig_devices) or 1 for device in observation.gpus)
+        by_uuid = {} if observation.sample is None else observation.sample.by_uuid
+        known = {
+            # The name of a MIG device has its profile.
+            uuid: Gpu(each.name and printable(each.name, _MODEL_LIMIT), each.memory_total_bytes)
+            for uuid, each in by_uuid.items()
+            if uuid is not None
+        }
         return self._writer.write(
             read_samples(observation), at_ms=at_ms, gpus=gpus or None, devices=known
         )

@@ -88,12 +88,11 @@ def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Ser
 def _totals(sample: NvmlSample, node_name: str) -> Series:
     """The memory of GPUs and MIG devices, with their models: reports take shares of it."""
     found: dict[str, float | None] = {}
-    for device in sample.devices:
-        for each in (device, *device.mig_devices):
-            if each.uuid is not None and each.name is not None:
-                values = (node_name, str(device.index), each.uuid, each.name)
-                text = label_text(HOST, *map(safe_value, values))
-                found[text] = each.memory_total_bytes
+    for uuid, each in sample.by_uuid.items():
+        if uuid is not None and each.name is not None:
+            values = (node_name, str(each.index), uuid, each.name)
+            text = label_text(HOST, *map(safe_value, values))
+            found[text] = each.memory_total_bytes
     return Series.of("hamiregion_gpu_memory_total_bytes", found)
 
 
