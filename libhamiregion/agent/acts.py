@@ -109,7 +109,8 @@ class Kept:
     @property
     def outstanding(self) -> list[Act]:
         """The acts whose value is not the one of before."""
-        return [act for act in self.acts.values() if act.wanted != act.back]
+        # Copied first: another thread may change them.
+        return [act for act in list(self.acts.values()) if act.wanted != act.back]
 
 
 class Executor:
@@ -153,6 +154,8 @@ class Executor:
         Raises:
             ValueError, RegionError, OSError: As `Node.open`. Some may have been carried out.
         """
+        if self._ended:
+            return []
         for act in acts:
             if not act.is_change:
                 self._keep(act)
@@ -225,7 +228,11 @@ class Executor:
         same = region is not None and wanted is not None and region.file_id == wanted.file_id
         if region is None or not same or region.is_stale():
             region = self._node.open(container)
-        yield region
+        try:
+            yield region
+        except BaseException:
+            region.close()
+            raise
         if self._rest_s:
             self._open[key] = region, time.monotonic()
         else:
@@ -286,7 +293,7 @@ class ActingTask(Task):
         for key, kept in self._kept():
             if not kept.outstanding:
                 self.executor.kept.pop(key, None)
-        run_each(self._take_back, [key for key, _ in self._kept()])
+        run_each(self._take_back, self._kept())
 
     def stop(self) -> None:
         """Take back what this process has written, and write nothing more."""
@@ -309,8 +316,8 @@ class ActingTask(Task):
     def _kept(self) -> list[tuple[RegionKey, Kept]]:
         return list(self.executor.kept.copy().items())
 
-    def _take_back(self, key: RegionKey) -> None:
-        kept = self.executor.kept[key]
+    def _take_back(self, entry: tuple[RegionKey, Kept]) -> None:
+        key, kept = entry
         try:
             for act in self.executor.take_back(key, list(kept.acts)):
                 self.taken_back(act)
