@@ -87,6 +87,8 @@ def _compared(order: Order, device: int) -> str:
 
 def order_by_environment(table: RegionTable, region: int, entry: Entry) -> Order | None:
     """Return the order that a process's environment makes of a region's devices."""
+    if entry.visible_devices is None:
+        return None  # nearly always, and asked of each process at each scrape
     uuids = [table.devices.uuid(row) for row in devices_of(table, region)]
     return cuda_order(entry.visible_devices, uuids)
 
