@@ -140,7 +140,7 @@ class Executor:
         self._open: dict[str | None, tuple[Region, float]] = {}
         # Held while something is written: nothing is written once the end has begun.
         self._writing = threading.Lock()
-        self._ended = False
+        self._ended = threading.Event()
         self.kept: dict[RegionKey, Kept] = {}
         self.lock_timeout_s = 0.2
 
@@ -154,7 +154,7 @@ class Executor:
         Raises:
             ValueError, RegionError, OSError: As `Node.open`. Some may have been carried out.
         """
-        if self._ended:
+        if self._ended.is_set():
             return []
         for act in acts:
             if not act.is_change:
@@ -163,7 +163,7 @@ class Executor:
         if not due:
             return []
         with self._opened(due[0].container) as region, self._writing:
-            if self._ended:
+            if self._ended.is_set():
                 return []
             processes = [act.process for act in due if act.process is not None]
             ended = self._node.processes.ended(processes) if processes else ()
@@ -211,7 +211,7 @@ class Executor:
 
     def end(self, timeout_s: float) -> None:
         """Write nothing more, once a write in progress is done or `timeout_s` is over."""
-        self._ended = True
+        self._ended.set()
         if self._writing.acquire(timeout=timeout_s):
             self._writing.release()
 

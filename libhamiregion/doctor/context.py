@@ -10,7 +10,6 @@ import attrs
 from libhamiregion.observation.cards import cards
 from libhamiregion.observation.evidence import NodeEvidence, RegionEvidence, RegionSlots
 from libhamiregion.observation.pairing import NO_ROW, devices_of
-from libhamiregion.observation.rows import Join
 from libhamiregion.observation.suspicions import rows_for_feedback, suspicious_rows
 from libhamiregion.services.controllers import find_monitors
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
     from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
-    from libhamiregion.observation.rows import NodeProcess
+    from libhamiregion.observation.rows import Join, NodeProcess
 
     from .findings import Finding
 
@@ -75,9 +74,11 @@ class DoctorContext:
 
     Attributes:
         observation: The observation, with its slots.
+        join: Its slots and processes, with the driver's figures if there are any.
     """
 
     observation: Observation
+    join: Join
 
     @property
     def processes(self) -> ProcessView:
@@ -122,11 +123,6 @@ class DoctorContext:
         """Processes that map a region of another container, as monitors do."""
         proved = self.observation.proved().proved.values()
         return frozenset(process for each in proved for process in each.onlookers)
-
-    @cached_property
-    def join(self) -> Join:
-        """Slots and processes, with the driver's figures if there are any."""
-        return Join(self.observation)
 
     @cached_property
     def cards(self) -> dict[str | None, Card]:

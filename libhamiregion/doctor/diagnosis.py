@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.observation.rows import Join
+
 from . import files, limits, shares, slots
 from .context import DoctorContext
 from .findings import Finding, FindingKind, Severity, confirmed
@@ -27,7 +29,7 @@ _CHECKS_OF_REGION = (*slots.CHECKS, *limits.CHECKS, *files.CHECKS)
 _SEVERITIES = list(Severity)
 
 
-def diagnose(observation: Observation) -> tuple[Finding, ...]:
+def diagnose(observation: Observation, *, join: Join | None = None) -> tuple[Finding, ...]:
     """Find everything that is wrong on a node. Reads nothing but the observation.
 
     A healthy node gives no finding, but for transient ones: a held lock, or a host pid that is not
@@ -36,6 +38,7 @@ def diagnose(observation: Observation) -> tuple[Finding, ...]:
 
     Args:
         observation: Taken with the slots, or read from a document.
+        join: Of this observation, if the caller has it already.
 
     Returns:
         By severity, then in the order of the node's containers.
@@ -45,7 +48,7 @@ def diagnose(observation: Observation) -> tuple[Finding, ...]:
 
     Shell: ``hamiregion doctor``.
     """
-    found = _check(DoctorContext(observation))
+    found = _check(DoctorContext(observation, join or Join(observation)))
     return tuple(sorted(found, key=lambda each: _SEVERITIES.index(each.severity)))
 
 

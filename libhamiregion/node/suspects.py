@@ -308,9 +308,10 @@ def _odd_seqlocks(of: _Slots) -> dict[int, int]:
     """
     # In layout 1.1 only processes of 2.8.1 and later have them, and snapshots do not wait for them.
     layout = of.region.layout
-    if not (layout.has_seqlock or layout is Layout.V1_1):
+    has_seqlock = layout.has_seqlock
+    if not (has_seqlock or layout is Layout.V1_1):
         return {}
-    read = [slot for slot, is_settled in of.slots if not (layout.has_seqlock and is_settled)]
+    read = [slot for slot, is_settled in of.slots if not (has_seqlock and is_settled)]
     seqlocks = {slot: of.region._live(lib.HR_VALUE_SEQLOCK, slot) for slot in read}
     return {slot: value for slot, value in seqlocks.items() if value % 2}
 

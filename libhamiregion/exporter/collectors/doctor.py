@@ -42,7 +42,7 @@ class DoctorCollector:
         """Return the series of the scrape's observation."""
         began_s = scrape.observation.began_s
         if began_s != self.diagnosed_s:
-            found = diagnose(scrape.observation)
+            found = diagnose(scrape.observation, join=scrape.join)
             # What a healthy node can show for a moment counts if the last diagnosis had it too.
             self.findings = tuple(confirmed(found, self._before))
             self._before = {each.key for each in found}
