@@ -87,14 +87,14 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 
 @pytest.fixture(scope="session")
-def _locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _locks(tmp_path_factory) -> Iterator[Path]:
     """Directories for locks, none of which exists yet."""
     base = tmp_path_factory.mktemp("locks")
     return (base / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
-def _locks_of_its_own(_locks: Iterator[Path]) -> None:
+def _locks_of_its_own(_locks) -> None:
     """Give each test, and the processes that it starts, locks that no other test can hold.
 
     A lock is named by its root's inode, which another test's directory can get.
@@ -139,19 +139,19 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(params=NAMES)
-def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenRegion:
+def golden(request, tmp_path) -> GoldenRegion:
     """Each golden region in turn, a copy of the test's own."""
     return unpack(request.param, tmp_path)
 
 
 @pytest.fixture
-def golden_regions(tmp_path: Path) -> list[GoldenRegion]:
+def golden_regions(tmp_path) -> list[GoldenRegion]:
     """All golden regions at once."""
     return [unpack(name, tmp_path) for name in NAMES]
 
 
 @pytest.fixture
-def region_file(tmp_path: Path) -> RegionFileFactory:
+def region_file(tmp_path) -> RegionFileFactory:
     """A factory of region files; keyword arguments are those of `create_region`."""
     made = 0
 
@@ -170,20 +170,19 @@ def region_file(tmp_path: Path) -> RegionFileFactory:
 
 
 @pytest.fixture(params=_TWO_LAYOUTS)
-def layout(request: pytest.FixtureRequest) -> Layout:
+def layout(request) -> Layout:
     """Two layouts in turn; files whose subject branches on the layout override this."""
-    chosen: Layout = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+def file(region_file, layout) -> RegionFile:
     """A region of each of these layouts in turn."""
     return region_file(layout)
 
 
 @pytest.fixture
-def empty_proc(tmp_path: Path) -> Path:
+def empty_proc(tmp_path) -> Path:
     """A /proc without processes, which proves nothing."""
     (tmp_path / "proc").mkdir()
     return tmp_path / "proc"
@@ -199,7 +198,7 @@ def public_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def fake_libraries(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def fake_libraries(tmp_path_factory, worker_id) -> Path:
     """The fake libcuda.so.1 and libnvidia-ml.so.1, alone in their directory.
 
     All workers of a run build them once.
@@ -213,7 +212,7 @@ def fake_libraries(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> 
 
 
 @pytest.fixture(scope="session")
-def c_programs(fake_libraries: Path) -> Path:
+def c_programs(fake_libraries) -> Path:
     """Where the C programs of tests/preload are, built."""
     with (fake_libraries / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -230,7 +229,7 @@ def process_factory() -> Iterator[ProcessFactory]:
 
 
 @pytest.fixture
-def actor(process_factory: ProcessFactory) -> Iterator[Callable[..., Actor]]:
+def actor(process_factory) -> Iterator[Callable[..., Actor]]:
     """A factory of other processes; given a path, each opens that region."""
     yield process_factory.actor
     process_factory.kill_all()

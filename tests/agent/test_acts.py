@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.agent_tasks import launch, one_pass
-from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import RegionError
-from libhamiregion.agent import Feedback
 from libhamiregion.agent.acts import Act, Executor
 from libhamiregion.node import Container, Node
 
@@ -22,12 +20,12 @@ def writable_maps(file: RegionFile) -> int:
 
 
 @pytest.fixture
-def executor(node: Node) -> Executor:
+def executor(node) -> Executor:
     return Executor(node, rest_s=60.0)
 
 
 @pytest.fixture
-def seen(node: Node) -> Callable[[], Container]:
+def seen(node) -> Callable[[], Container]:
     """Have the node see its only container as it is now."""
 
     def refresh() -> Container:
@@ -42,9 +40,7 @@ def mark(container: Container, expected: int, wanted: int, back: int | None = No
     return Act(container, "recent_kernel", expected, wanted, back)
 
 
-def test_a_value_is_set_only_where_the_observed_one_is_there(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_a_value_is_set_only_where_the_observed_one_is_there(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 2)
     late, act = mark(seen(), 1, 0), mark(seen(), 2, 1)
@@ -54,9 +50,7 @@ def test_a_value_is_set_only_where_the_observed_one_is_there(
     assert file.get("recent_kernel") == 5
 
 
-def test_what_is_taken_back_is_the_value_before_the_first_act(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_what_is_taken_back_is_the_value_before_the_first_act(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 3)
     container = seen()
@@ -68,9 +62,7 @@ def test_what_is_taken_back_is_the_value_before_the_first_act(
     assert (file.get("recent_kernel"), kept.acts) == (3, {})
 
 
-def test_a_value_that_another_has_set_since_is_not_taken_back(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_a_value_that_another_has_set_since_is_not_taken_back(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 0)
     executor.carry_out([mark(seen(), 0, 4, back=0)])
@@ -80,9 +72,7 @@ def test_a_value_that_another_has_set_since_is_not_taken_back(
     assert (file.get("recent_kernel"), kept.acts) == (7, {})
 
 
-def test_a_value_that_is_to_stay_is_taken_back_and_not_written(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_a_value_that_is_to_stay_is_taken_back_and_not_written(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", -1)
     assert executor.carry_out([mark(seen(), -1, -1, back=0)]) == []
@@ -92,9 +82,7 @@ def test_a_value_that_is_to_stay_is_taken_back_and_not_written(
     assert file.get("recent_kernel") == 0
 
 
-def test_nothing_is_written_after_the_end(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_nothing_is_written_after_the_end(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 2)
     executor.end(1.0)
@@ -102,9 +90,7 @@ def test_nothing_is_written_after_the_end(
     assert (file.get("recent_kernel"), executor.kept) == (2, {})
 
 
-def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 9)
     container = seen()
@@ -118,9 +104,7 @@ def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-def test_an_act_is_on_the_file_that_was_observed_or_on_none(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container], is_seen: bool
-) -> None:
+def test_an_act_is_on_the_file_that_was_observed_or_on_none(scene, executor, seen, is_seen):
     """Whether the node has seen the new file or not."""
     file = scene.container("a")
     file.put("recent_kernel", 3)
@@ -140,9 +124,7 @@ def test_an_act_is_on_the_file_that_was_observed_or_on_none(
     assert file.get("recent_kernel") == (1 if is_seen else 2)
 
 
-def test_an_act_is_on_the_newest_file_of_a_container(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_an_act_is_on_the_newest_file_of_a_container(scene, executor, seen):
     older = scene.container("a")
     older.put("recent_kernel", 3)
     executor.carry_out([mark(seen(), 3, 2)])
@@ -153,9 +135,7 @@ def test_an_act_is_on_the_newest_file_of_a_container(
     assert (older.get("recent_kernel"), newer.get("recent_kernel")) == (2, 1)
 
 
-def test_nothing_stays_open_of_an_act_that_fails(
-    scene: NodeScene, executor: Executor, seen: Callable[[], Container]
-) -> None:
+def test_nothing_stays_open_of_an_act_that_fails(scene, executor, seen):
     file = scene.container("a")
     file.put("recent_kernel", 3)
     container = seen()
@@ -165,9 +145,7 @@ def test_nothing_stays_open_of_an_act_that_fails(
     assert writable_maps(file) == 0
 
 
-def test_a_countdown_maps_no_region_anew(
-    scene: NodeScene, feedback: Feedback, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_countdown_maps_no_region_anew(scene, feedback, monkeypatch):
     files = [scene.container(name) for name in "abc"]
     opened = []
     original = Node.open

@@ -6,9 +6,7 @@ from typing import Any, TypeAlias
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from support.agent_tasks import Events
-from support.containers import Container, Starter, needs_namespaces
-from support.node_scene import NodeScene
+from support.containers import Container, needs_namespaces
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
@@ -32,7 +30,7 @@ class ObservedSync(UsageSync):
 
 
 @pytest.fixture
-def task(node: Node, nvml_sampler: NvmlSampler, events: Events) -> ObservedSync:
+def task(node, nvml_sampler, events) -> ObservedSync:
     return ObservedSync(node, nvml_sampler, emit=events.append)
 
 
@@ -53,7 +51,7 @@ def play_twice(driver: FakeDriver, process: Container, task: ObservedSync) -> No
 
 
 @pytest.fixture
-def attach(scene: NodeScene, start: Starter) -> Callable[..., Attached]:
+def attach(scene, start) -> Callable[..., Attached]:
     """Makes a container's region, and a process that has its slot in it."""
 
     def make(name: str, **spec: Any) -> Attached:
@@ -65,7 +63,7 @@ def attach(scene: NodeScene, start: Starter) -> Callable[..., Attached]:
 
 
 @pytest.fixture
-def attached(attach: Callable[..., Attached]) -> Attached:
+def attached(attach) -> Attached:
     return attach("a")
 
 
@@ -78,11 +76,8 @@ def figures(file: RegionFile) -> tuple[int, int]:
 
 @pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
 def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
-    attach: Callable[..., Attached],
-    task: ObservedSync,
-    fake_driver: FakeDriver,
-    layout: Layout,
-) -> None:
+    attach, task, fake_driver, layout
+):
     file, process = attach("a", layout=layout)
     plays(fake_driver, 300 * MIB, 61, process)
     task.once()
@@ -102,8 +97,8 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
 
 
 def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
-    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+    attach, task, fake_driver
+):
     file, process = attach("a", uuids=[OTHER, GPU])
     for device in range(2):
         file.put("slot_monitorused", 5 * MIB, device=device)
@@ -125,9 +120,7 @@ def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
     ] == [(0, 55, 55), (5 * MIB, 61, 55)]
 
 
-def test_what_moves_by_itself_is_libvgpus(
-    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+def test_what_moves_by_itself_is_libvgpus(attached, task, fake_driver):
     """The watcher's samples are of other moments than the agent's, and neither is to win."""
     file, process = attached
 
@@ -154,9 +147,7 @@ def test_what_moves_by_itself_is_libvgpus(
     assert task.pending_cleanup() == ()
 
 
-def test_a_region_that_is_replaced_gets_figures_again(
-    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+def test_a_region_that_is_replaced_gets_figures_again(attach, task, fake_driver):
     """Also where the same processes have the same slots in it."""
     for _ in range(2):
         task.once()  # this process has been read before it maps a region, and is no onlooker
@@ -173,8 +164,8 @@ def test_a_region_that_is_replaced_gets_figures_again(
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
-    attached: Attached, start: Starter, task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+    attached, start, task, fake_driver
+):
     """Not one that the region names, and not a dead one."""
     (file, _), stranger = attached, start()
     file.put("slot_hostpid", stranger.host_pid)
@@ -186,9 +177,7 @@ def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
     assert task.counters()["figures_writes"] == 0
 
 
-def test_a_device_that_a_container_takes_back_harms_nobody(
-    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+def test_a_device_that_a_container_takes_back_harms_nobody(attach, task, fake_driver):
     files, processes = zip(*map(attach, ("hostile", "fine")), strict=True)
     for sm in (61, 61, 62, 63):
         plays(fake_driver, MIB, sm, *processes)
@@ -199,13 +188,7 @@ def test_a_device_that_a_container_takes_back_harms_nobody(
     assert task.counters()["figures_errors"] == 0
 
 
-def test_a_dry_run_says_what_it_would_write(
-    attached: Attached,
-    node: Node,
-    nvml_sampler: NvmlSampler,
-    fake_driver: FakeDriver,
-    events: Events,
-) -> None:
+def test_a_dry_run_says_what_it_would_write(attached, node, nvml_sampler, fake_driver, events):
     file, process = attached
     plays(fake_driver, 300 * MIB, 61, process)
     before = file.content()
@@ -218,9 +201,7 @@ def test_a_dry_run_says_what_it_would_write(
     assert ("sm_util_percent", 0, 61) in said
 
 
-def test_without_a_driver_it_says_so_once_and_waits_for_one(
-    attached: Attached, task: ObservedSync, fake_driver: FakeDriver, events: Events
-) -> None:
+def test_without_a_driver_it_says_so_once_and_waits_for_one(attached, task, fake_driver, events):
     file, process = attached
     for _ in range(3):
         task.once()
@@ -233,8 +214,8 @@ def test_without_a_driver_it_says_so_once_and_waits_for_one(
 
 
 def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
-    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver, events: Events
-) -> None:
+    attach, task, fake_driver, events
+):
     """It costs a timeout, then one in so many passes."""
     files, processes = zip(*map(attach, ("stuck", "fine")), strict=True)
     task.executor.lock_timeout_s = 0.01
@@ -256,9 +237,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
     assert events.kinds("stuck")[2:] == ["recovered"]
 
 
-def test_figures_that_are_not_kept_up_any_more_become_0(
-    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+def test_figures_that_are_not_kept_up_any_more_become_0(attached, task, fake_driver):
     """At the end, and where the driver or /proc cannot be asked: old ones look like new ones."""
     file, process = attached
 
@@ -292,9 +271,7 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
     assert figures(file) == (0, 33), "a pass that hung writes nothing after the end"
 
 
-def test_figures_that_cannot_be_taken_back_are_told(
-    attached: Attached, task: ObservedSync, fake_driver: FakeDriver, events: Events
-) -> None:
+def test_figures_that_cannot_be_taken_back_are_told(attached, task, fake_driver, events):
     file, process = attached
     play_twice(fake_driver, process, task)
     task.executor.lock_timeout_s = 0.01
@@ -306,8 +283,8 @@ def test_figures_that_cannot_be_taken_back_are_told(
 
 
 def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
-    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
-) -> None:
+    attached, task, fake_driver
+):
     file, process = attached
     for number in range(4):
         pid, host_pid = process.child("spawn")

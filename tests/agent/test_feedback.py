@@ -3,11 +3,10 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
-from support.agent_tasks import Events, OtherWriter, launch, one_pass, stopping, values
-from support.node_scene import GPU, OTHER_GPU, NodeScene
+from support.agent_tasks import OtherWriter, launch, one_pass, stopping, values
+from support.node_scene import GPU, OTHER_GPU
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 
@@ -20,7 +19,7 @@ LOW = (("b", 1), ("c", 1))
 
 
 @pytest.fixture
-def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def between(monkeypatch) -> Callable[[Callable[[], object]], None]:
     """Have something happen between reading and writing."""
     decide = feedback_module.decide
 
@@ -37,9 +36,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
 # ---- The rule, written --------------------------------------------------------------------------
 
 
-def test_one_region_of_each_layout_is_blocked_and_goes_on(
-    scene: NodeScene, feedback: Feedback, events: Events
-) -> None:
+def test_one_region_of_each_layout_is_blocked_and_goes_on(scene, feedback, events):
     urgent = scene.container("urgent", priority=0)
     waiting = [scene.container(f"low-{n}", layout=each) for n, each in enumerate(Layout)]
     launch(urgent)
@@ -58,7 +55,7 @@ def test_one_region_of_each_layout_is_blocked_and_goes_on(
     assert counters["feedback_errors"] == counters["feedback_paused"] == 0
 
 
-def test_nothing_but_the_two_fields_is_written(scene: NodeScene, feedback: Feedback) -> None:
+def test_nothing_but_the_two_fields_is_written(scene, feedback):
     files = [scene.container("urgent", priority=0), scene.container("low", sm_limits=[30])]
     launch(files[0])
     before = [(values(file), file.content()) for file in files]
@@ -71,8 +68,8 @@ def test_nothing_but_the_two_fields_is_written(scene: NodeScene, feedback: Feedb
 
 
 def test_a_launch_between_reading_and_writing_is_not_lost_and_does_not_save_from_a_block(
-    scene: NodeScene, feedback: Feedback, between: Callable[[Callable[[], object]], None]
-) -> None:
+    scene, feedback, between
+):
     busy, urgent = scene.container("busy"), scene.container("urgent", priority=0, uuids=[OTHER_GPU])
     low = scene.container("low", uuids=[OTHER_GPU])
     busy.put("recent_kernel", 1)
@@ -84,7 +81,7 @@ def test_a_launch_between_reading_and_writing_is_not_lost_and_does_not_save_from
     assert feedback.counters()["feedback_launches_kept"] == 1
 
 
-def test_a_negative_priority_does_not_stop_priority_0(scene: NodeScene, feedback: Feedback) -> None:
+def test_a_negative_priority_does_not_stop_priority_0(scene, feedback):
     """A container can write its own priority, but nobody gets ahead of HAMi's most urgent."""
     hostile, urgent = scene.container("hostile"), scene.container("urgent", priority=0)
     for priority in (-1, -(2**31)):
@@ -95,7 +92,7 @@ def test_a_negative_priority_does_not_stop_priority_0(scene: NodeScene, feedback
         assert (values(hostile), values(urgent)) == ((1, 1), (1, 1))
 
 
-def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Path) -> None:
+def test_who_has_no_directory_there_blocks_nobody(scene, tmp_path):
     """Anybody can make a file that looks like a region, and map it."""
     low = scene.container("low")
     low.put("recent_kernel", 2)
@@ -114,7 +111,7 @@ def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Pa
 # ---- The end ------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_taken_back_at_the_end(scene: NodeScene, node: Node) -> None:
+def test_what_was_written_is_taken_back_at_the_end(scene, node):
     urgent, low, found = (scene.container(name, priority=p) for name, p in (("a", 0), *LOW))
     left = scene.container("left-alone", uuids=[OTHER_GPU])
     # An agent that was killed has left one blocked.
@@ -131,9 +128,7 @@ def test_what_was_written_is_taken_back_at_the_end(scene: NodeScene, node: Node)
         assert values(urgent) == (1, 1)
 
 
-def test_a_switch_that_was_changed_twice_becomes_what_it_was_before_the_first(
-    scene: NodeScene, node: Node
-) -> None:
+def test_a_switch_that_was_changed_twice_becomes_what_it_was_before_the_first(scene, node):
     """Off because it was alone, on because it no longer was; it had been off, or on."""
     first, second = scene.container("first"), scene.container("second")
     first.put("utilization_switch", 1)
@@ -156,9 +151,7 @@ def test_a_switch_that_was_changed_twice_becomes_what_it_was_before_the_first(
     assert task.pending_cleanup() == ()
 
 
-def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
-    scene: NodeScene, node: Node, between: Callable[[Callable[[], object]], None]
-) -> None:
+def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(scene, node, between):
     """Giving back does not wait for a pass that may never end, nor does it need the node's lock."""
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     late = scene.container("late")
@@ -181,9 +174,7 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     assert (low.get("recent_kernel"), late.get("recent_kernel")) == (0, 2)
 
 
-def test_what_cannot_be_taken_back_is_reported_and_stays_to_be_taken_back(
-    scene: NodeScene, node: Node, events: Events
-) -> None:
+def test_what_cannot_be_taken_back_is_reported_and_stays_to_be_taken_back(scene, node, events):
     """A region may be unreadable in the last pass and at the end, and readable again later."""
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     other = scene.container("other")
@@ -208,8 +199,8 @@ def test_what_cannot_be_taken_back_is_reported_and_stays_to_be_taken_back(
 
 
 def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported_seldom(
-    scene: NodeScene, feedback: Feedback, events: Events
-) -> None:
+    scene, feedback, events
+):
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     for _ in range(4):
         launch(urgent)
@@ -221,8 +212,8 @@ def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported
 
 
 def test_a_container_that_makes_its_region_anew_again_and_again_leaves_nothing_behind(
-    scene: NodeScene, feedback: Feedback
-) -> None:
+    scene, feedback
+):
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     for _ in range(5):
         launch(urgent)
@@ -262,9 +253,7 @@ def _spoil(file: RegionFile) -> None:
 
 
 @pytest.mark.parametrize("harm", [_truncate, _remove, _replace_by_fifo, _replace_by_link])
-def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(
-    scene: NodeScene, node: Node, events: Events, harm: Callable[[RegionFile], None]
-) -> None:
+def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(scene, node, events, harm):
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     other = scene.container("other", uuids=[GPU])
     launch(urgent)
@@ -281,12 +270,8 @@ def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(
 @pytest.mark.parametrize("harm", [_truncate, _remove, _replace_by_fifo, _replace_by_link, _spoil])
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_one_bad_container_does_not_keep_the_others_from_their_turn(
-    scene: NodeScene,
-    node: Node,
-    harm: Callable[[RegionFile], None],
-    when: str,
-    between: Callable[[Callable[[], object]], None],
-) -> None:
+    scene, node, harm, when, between
+):
     """Whether it goes bad between two passes, or between reading and writing."""
     first, bad, last = (scene.container(name, priority=p) for name, p in (("a", 0), *LOW))
     harmed = threading.Event()

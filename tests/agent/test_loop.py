@@ -13,7 +13,6 @@ from libhamiregion.node import Node, Observation, Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from libhamiregion.services.events import Event
 
@@ -60,7 +59,7 @@ class Counting(Task):
 
 
 @pytest.fixture
-def observer(tmp_path: Path) -> Iterator[Observer]:
+def observer(tmp_path) -> Iterator[Observer]:
     """Observes a node without containers."""
     with Node(tmp_path) as node:
         yield Observer(node)
@@ -74,9 +73,7 @@ def once(runner: TaskRunner, **options: Any) -> tuple[str, ...]:
     return runner.stop()
 
 
-def test_all_tasks_may_run_before_the_start_is_reported_and_once_is_one_pass_of_each(
-    observer: Observer,
-) -> None:
+def test_all_tasks_may_run_before_the_start_is_reported_and_once_is_one_pass_of_each(observer):
     tasks = [Counting("a"), Counting("b")]
     tasks[0].error = ValueError("no")
     runner = TaskRunner(observer, tasks)
@@ -87,7 +84,7 @@ def test_all_tasks_may_run_before_the_start_is_reported_and_once_is_one_pass_of_
     assert runner.failures == 2, "the pass and the end"
 
 
-def test_a_task_that_fails_goes_on_and_stops_no_other(observer: Observer) -> None:
+def test_a_task_that_fails_goes_on_and_stops_no_other(observer):
     events: list[Event] = []
     bad, good = Counting("bad"), Counting("good")
     bad.error = OSError(5, "no \x1b[31mluck\n", "/some/path")
@@ -108,7 +105,7 @@ def test_a_task_that_fails_goes_on_and_stops_no_other(observer: Observer) -> Non
     assert (bad.stopped, good.stopped) == (1, 1)
 
 
-def test_slots_are_judged_only_when_a_task_that_needs_them_is_due(observer: Observer) -> None:
+def test_slots_are_judged_only_when_a_task_that_needs_them_is_due(observer):
     often, seldom = Counting("often"), Counting("seldom")
     seldom.needs, seldom.interval_s = "slots", 3600.0  # type: ignore[misc]
     runner = TaskRunner(observer, [often, seldom])
@@ -118,7 +115,7 @@ def test_slots_are_judged_only_when_a_task_that_needs_them_is_due(observer: Obse
     assert seldom.has_slots == [True]
 
 
-def test_a_task_that_is_woken_does_not_wait_for_its_time(observer: Observer) -> None:
+def test_a_task_that_is_woken_does_not_wait_for_its_time(observer):
     task = Counting("one")
     task.interval_s = 3600.0
     runner = TaskRunner(observer, [task])
@@ -129,7 +126,7 @@ def test_a_task_that_is_woken_does_not_wait_for_its_time(observer: Observer) -> 
     assert runner.stop() == ()
 
 
-def test_a_slow_task_delays_no_other_and_catches_up_on_nothing(observer: Observer) -> None:
+def test_a_slow_task_delays_no_other_and_catches_up_on_nothing(observer):
     slow, quick = Counting("slow"), Counting("quick")
     slow.gate = threading.Event()
     runner = TaskRunner(observer, [slow, quick])
@@ -142,9 +139,8 @@ def test_a_slow_task_delays_no_other_and_catches_up_on_nothing(observer: Observe
 
 
 def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same(
-    observer: Observer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    observer, monkeypatch
+):
     monkeypatch.setattr(loop, "_LAST_PASS_S", 0.05)
     monkeypatch.setattr(loop, "STUCK_AFTER_S", 0.05)
     events: list[Event] = []
@@ -166,10 +162,7 @@ def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same
     stuck.gate.set()
 
 
-def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
-    observer: Observer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(observer, monkeypatch):
     monkeypatch.setattr(loop, "_STOP_S", 0.05)
     gate = threading.Event()
     stuck, good = Counting("stuck"), Counting("good")
@@ -179,7 +172,7 @@ def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
     gate.set()
 
 
-def test_a_task_that_refuses_to_start_keeps_all_from_starting(observer: Observer) -> None:
+def test_a_task_that_refuses_to_start_keeps_all_from_starting(observer):
     first, second, third = Counting("first"), Counting("second"), Counting("third")
     second.refusal = RuntimeError("somebody else does it")
     runner = TaskRunner(observer, [first, second, third])
@@ -189,9 +182,7 @@ def test_a_task_that_refuses_to_start_keeps_all_from_starting(observer: Observer
     assert [each.stopped for each in (first, second, third)] == [1, 1, 0]
 
 
-def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     said: list[Event] = []

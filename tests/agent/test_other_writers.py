@@ -3,21 +3,11 @@
 import contextlib
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.agent_tasks import (
-    MONITOR,
-    Events,
-    OtherWriter,
-    launch,
-    one_pass,
-    start_task,
-    stopping,
-    values,
-)
+from support.agent_tasks import MONITOR, OtherWriter, launch, one_pass, start_task, stopping, values
 from support.kubelet import KubeletFiles
-from support.node_scene import GPU, NodeScene
+from support.node_scene import GPU
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile
 
@@ -26,7 +16,7 @@ from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.node import Node
 
 
-def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: Feedback) -> None:
+def test_where_hamis_monitor_runs_it_does_not_start(scene, feedback):
     files = [scene.container("a")]
     for name in (MONITOR, f"/usr/bin/{MONITOR}"):
         with OtherWriter(name, files) as monitor:
@@ -39,9 +29,7 @@ def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: 
         start_task(feedback)
 
 
-def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
-    scene: NodeScene, feedback: Feedback
-) -> None:
+def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(scene, feedback):
     files = [scene.container("a"), scene.container("b")]
     with OtherWriter("python3", files) as other:
         with pytest.raises(OtherWriterRuns, match="maps regions of 2 pods for writing") as told:
@@ -49,9 +37,7 @@ def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
         assert [(each.evidence, each.pid) for each in told.value.others] == [("mapping", other.pid)]
 
 
-def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
-    scene: NodeScene, node: Node, events: Events
-) -> None:
+def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(scene, node, events):
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     task = Feedback(node, emit=events.append)
     with stopping(task):
@@ -75,7 +61,7 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
         assert task.counters()["feedback_pauses"] == 1
 
 
-def test_what_another_writer_has_taken_over_is_not_taken_back(scene: NodeScene, node: Node) -> None:
+def test_what_another_writer_has_taken_over_is_not_taken_back(scene, node):
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     task = Feedback(node)
@@ -106,7 +92,7 @@ def in_pod(pod_uid: str, program: OtherWriter) -> Iterator[None]:
         yield
 
 
-def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(scene: NodeScene) -> None:
+def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(scene):
     """Neither by a name nor by what it maps: it would switch the feedback off for all others."""
     tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
     files = [scene.container("a", pod_uid=tenant, file_name=f"{uuid.uuid4()}.cache")]
@@ -116,7 +102,7 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(scene: NodeScene) -
             assert refused_with(Node(scene.root)) == evidence
 
 
-def test_a_pod_that_holds_a_claim_cannot_pass_for_a_monitor(tmp_path: Path) -> None:
+def test_a_pod_that_holds_a_claim_cannot_pass_for_a_monitor(tmp_path):
     """Also if kubelet's checkpoint does not say who holds it."""
     holder, other, claim = (str(uuid.uuid4()) for _ in range(3))
     path = tmp_path / "claims" / claim / f"{uuid.uuid4()}.cache"
@@ -130,7 +116,7 @@ def test_a_pod_that_holds_a_claim_cannot_pass_for_a_monitor(tmp_path: Path) -> N
             assert refused_with(Node(path.parents[1], names=kubelet.names())) == evidence
 
 
-def test_directories_in_the_names_of_other_pods_make_no_monitor(scene: NodeScene) -> None:
+def test_directories_in_the_names_of_other_pods_make_no_monitor(scene):
     """Containers of the KAI scheduler make their own directories, so any can make several."""
     pods = [str(uuid.uuid4()) for _ in range(3)]
     files = [scene.container("a", pod_uid=uid) for uid in pods[:2]]
@@ -143,7 +129,7 @@ def test_directories_in_the_names_of_other_pods_make_no_monitor(scene: NodeScene
             assert refused_with(Node(scene.root)) == ("mapping",)
 
 
-def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:
+def test_two_agents_exclude_each_other(scene, node, feedback):
     file = scene.container("a")
     start_task(feedback)
     second = Feedback(node)

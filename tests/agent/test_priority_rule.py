@@ -63,7 +63,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("states", "expected"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_case(states: list[LaunchState], expected: list[tuple[int, int]]) -> None:
+def test_case(states, expected):
     """Each case of the table, in each order of its regions."""
     for order in itertools.permutations(range(len(states))):
         verdicts = decide([states[at] for at in order])
@@ -107,12 +107,12 @@ def slowly(all_states: list[LaunchState]) -> list[Verdict]:
 
 
 @given(st.lists(states, max_size=7))
-def test_the_rule_is_its_text(all_states: list[LaunchState]) -> None:
+def test_the_rule_is_its_text(all_states):
     assert list(decide(all_states)) == slowly(all_states)
 
 
 @given(st.lists(states, max_size=7))
-def test_nobody_waits_for_ever(all_states: list[LaunchState]) -> None:
+def test_nobody_waits_for_ever(all_states):
     """Where nobody launches any more, all go on after as many passes as the largest mark."""
     current = [s for s in all_states if s.recent_kernel < MAX]
     for _ in range(4):

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from support.agent_tasks import Events, one_pass
+from support.agent_tasks import one_pass
 from support.containers import Container, Starter, needs_namespaces
 from support.lock_bytes import hold, is_free
 from support.node_scene import NodeScene
@@ -23,13 +23,13 @@ SETTLE_S = 0.05
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch) -> None:
     """What may pass by itself is looked at again soon, and locks are not waited for long."""
     monkeypatch.setattr(RepairLoop, "settle_s", SETTLE_S)
 
 
 @pytest.fixture
-def loop(node: Node, events: Events) -> RepairLoop:
+def loop(node, events) -> RepairLoop:
     return RepairLoop(Observer(node), emit=events.append)
 
 
@@ -60,9 +60,7 @@ def container_with_child(scene: NodeScene, start: Starter) -> tuple[RegionFile, 
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
-def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
-    scene: NodeScene, start: Starter, loop: RepairLoop, events: Events, layout: Layout
-) -> None:
+def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(scene, start, loop, events, layout):
     file = scene.container("a", layout=layout)
     process = start()
     process.tell("attach", file.path)
@@ -92,9 +90,7 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     assert len(events) == 3, "there is nothing left to do"
 
 
-def test_what_is_never_repaired_has_nobody_wait_for_it(
-    scene: NodeScene, start: Starter, loop: RepairLoop
-) -> None:
+def test_what_is_never_repaired_has_nobody_wait_for_it(scene, start, loop):
     """Usage above the limit, for example, which may pass."""
     file = scene.container("a", memory_limits=["1GiB"])
     process = start()
@@ -110,8 +106,8 @@ def test_what_is_never_repaired_has_nobody_wait_for_it(
 
 
 def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
-    scene: NodeScene, node: Node, start: Starter, events: Events
-) -> None:
+    scene, node, start, events
+):
     """Its own failure is tried again after more and more passes, and reported seldom."""
     stuck, fine = scene.container("stuck"), scene.container("fine")
     processes = [start(), start()]
@@ -135,9 +131,7 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     assert host_pids(stuck) == {1: processes[0].host_pid}
 
 
-def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
-    scene: NodeScene, loop: RepairLoop
-) -> None:
+def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(scene, loop):
     files = [scene.container(f"c-{number}") for number in range(3)]
     # In how many passes once, each time; more where other processes leave no proof in some.
     passes: list[int] = []
@@ -156,9 +150,7 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     eventually(lambda: (one_pass(loop), is_free(files[1]) and is_free(files[2]))[1])
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(
-    scene: NodeScene, node: Node, start: Starter, events: Events
-) -> None:
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(scene, node, start, events):
     file, process, dead = container_with_child(scene, start)
     process.tell("kill", dead)
     before = file.content()
@@ -176,9 +168,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert loop.counters()["repair_host_pid_wrong"] == 0
 
 
-def test_where_not_everybody_can_be_seen_that_is_said_once(
-    scene: NodeScene, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_not_everybody_can_be_seen_that_is_said_once(scene, events, monkeypatch):
     scene.container("one")
     with Node(scene.root) as node:
         loop = RepairLoop(Observer(node), emit=events.append)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor, ProcessFactory
+from support.actors import ProcessFactory
 from support.agent_tasks import one_pass
 from support.namespaces import NEW_NAMESPACE
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
@@ -35,7 +35,7 @@ def alive() -> Iterator[str]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, alive: str) -> Iterator[StaleScene]:
+def scene(tmp_path, alive) -> Iterator[StaleScene]:
     with contextlib.closing(StaleScene(tmp_path, alive)) as scene:
         yield scene
 
@@ -47,9 +47,7 @@ def some_passes(cleaner: StaleDirectoryCleaner) -> None:
         one_pass(cleaner)
 
 
-def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
-    scene: StaleScene,
-) -> None:
+def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(scene):
     with_logs, with_volumes = str(uuid.uuid4()), str(uuid.uuid4())
     (scene.pod_logs / f"research_ends_{with_logs}").mkdir()
     (scene.pods / with_volumes).mkdir()
@@ -85,7 +83,7 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     assert counters["removal_errors"] == counters["removal_paused"] == 0
 
 
-def test_the_directory_of_a_claim_is_left_to_its_driver(scene: StaleScene) -> None:
+def test_the_directory_of_a_claim_is_left_to_its_driver(scene):
     claims = scene.root.parent / "claims"
     claim = claims / str(uuid.uuid4())
     claim.mkdir(parents=True)
@@ -96,7 +94,7 @@ def test_the_directory_of_a_claim_is_left_to_its_driver(scene: StaleScene) -> No
     assert names(claim) == ["a.cache"]
 
 
-def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
+def test_a_pod_that_is_there_again_begins_anew(scene):
     directory = scene.leave()
     uid = directory.name.partition("_")[0]
     cleaner = scene.cleaner(gone_after_s=0.3)
@@ -112,7 +110,7 @@ def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
 
 
 @pytest.mark.parametrize("what", ["directory", "file"])
-def test_a_directory_that_has_just_changed_stays(scene: StaleScene, what: str) -> None:
+def test_a_directory_that_has_just_changed_stays(scene, what):
     """The device plugin sets its mode, a program writes a file; no time that is set hides it."""
     directory = scene.leave()
     cleaner = scene.cleaner(gone_after_s=0.2)
@@ -154,9 +152,7 @@ def break_source(directory: Path, how: str, alive: str) -> str:
     ("where", "how"),
     [("logs", "missing"), ("pods", "file"), ("logs", "empty"), ("pods", "foreign")],
 )
-def test_a_source_that_does_not_know_this_node_stops_everything(
-    scene: StaleScene, where: str, how: str
-) -> None:
+def test_a_source_that_does_not_know_this_node_stops_everything(scene, where, how):
     directory = scene.leave()
     cleaner = scene.cleaner()
     one_pass(cleaner)
@@ -175,9 +171,7 @@ def test_a_source_that_does_not_know_this_node_stops_everything(
         assert scene.events.of("resumed")[0].message.endswith(f"it had paused: {why}")
 
 
-def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
-    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(scene, monkeypatch):
     directory = scene.leave()
     cleaner = scene.cleaner()
     one_pass(cleaner)
@@ -188,7 +182,7 @@ def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
     assert "no process of any pod runs here" in event.message
 
 
-def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> None:
+def test_processes_that_cannot_be_seen_stop_everything(scene):
     directory = scene.leave()
     with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as factory:
         cleaner = scene.cleaner(node={"proc": f"/proc/{factory.actor().pid_here}/root/proc"})
@@ -201,7 +195,7 @@ def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> Non
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
+def test_while_a_process_of_the_pod_runs_it_stays(scene):
     directory = scene.leave()
     uid = directory.name.partition("_")[0]
     cleaner = scene.cleaner()
@@ -211,7 +205,7 @@ def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
     until(cleaner, gone(directory))
 
 
-def test_while_a_process_maps_the_region_it_stays(scene: StaleScene, actor: MakeActor) -> None:
+def test_while_a_process_maps_the_region_it_stays(scene, actor):
     directory = scene.leave()
     # An older region of the directory counts as well.
     shutil.copy(directory / "usage.cache", directory / "newer.cache")
@@ -226,9 +220,7 @@ def test_while_a_process_maps_the_region_it_stays(scene: StaleScene, actor: Make
     assert scene.events.kinds() == ["removed"]
 
 
-def test_while_a_process_of_another_pod_maps_the_region_it_stays(
-    scene: StaleScene, actor: MakeActor
-) -> None:
+def test_while_a_process_of_another_pod_maps_the_region_it_stays(scene, actor):
     """As a monitor does, without libvgpu."""
     directory = scene.leave()
     cleaner = scene.cleaner()
@@ -242,9 +234,7 @@ def test_while_a_process_of_another_pod_maps_the_region_it_stays(
 
 
 @pytest.fixture
-def between(
-    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[], object]], None]:
+def between(scene, monkeypatch) -> Callable[[Callable[[], object]], None]:
     """Have something happen once, when a directory has just been renamed."""
 
     def arrange(happens: Callable[[], object]) -> None:
@@ -263,9 +253,7 @@ def between(
 Between = Callable[[Callable[[], object]], None]
 
 
-def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
-    scene: StaleScene, between: Between
-) -> None:
+def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(scene, between):
     directory = scene.leave()
     before = (directory / "usage.cache").read_bytes()
     between(lambda: scene.add_pod(directory.name.partition("_")[0]))
@@ -275,9 +263,7 @@ def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
     assert f"{directory} was not removed: its pod is there again" in scene.events[0].message
 
 
-def test_a_new_directory_of_a_pod_that_comes_back_is_kept(
-    scene: StaleScene, between: Between
-) -> None:
+def test_a_new_directory_of_a_pod_that_comes_back_is_kept(scene, between):
     """The container has it mounted: a rename over it would take it away."""
     directory = scene.leave()
 
@@ -291,9 +277,7 @@ def test_a_new_directory_of_a_pod_that_comes_back_is_kept(
     assert names(directory) == []
 
 
-def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(
-    scene: StaleScene, between: Between, actor: MakeActor
-) -> None:
+def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(scene, between, actor):
     directory = scene.leave()
     between(lambda: actor(scene.quarantined()[0] / "usage.cache"))
     until(scene.cleaner(), scene.saw("failed"))
@@ -305,7 +289,7 @@ def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(
 
 
 @pytest.fixture
-def treasure(tmp_path: Path) -> Path:
+def treasure(tmp_path) -> Path:
     """A directory outside, which nobody may touch."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -313,9 +297,7 @@ def treasure(tmp_path: Path) -> Path:
     return outside
 
 
-def test_files_of_every_kind_are_removed_and_no_link_is_followed(
-    scene: StaleScene, treasure: Path
-) -> None:
+def test_files_of_every_kind_are_removed_and_no_link_is_followed(scene, treasure):
     directory = scene.leave()
     (directory / "to-file").symlink_to(treasure / "file")
     (directory / "to-directory").symlink_to(treasure)
@@ -329,7 +311,7 @@ def test_files_of_every_kind_are_removed_and_no_link_is_followed(
     assert scene.events.kinds() == ["removed"]
 
 
-def test_what_stays_is_reported_and_holds_up_nothing_else(scene: StaleScene) -> None:
+def test_what_stays_is_reported_and_holds_up_nothing_else(scene):
     filled, other = scene.leave(), scene.leave()
     (filled / "sub\x1b" / "deeper").mkdir(parents=True)
     cleaner = scene.cleaner()
@@ -345,7 +327,7 @@ def test_what_stays_is_reported_and_holds_up_nothing_else(scene: StaleScene) -> 
     assert scene.events[-1].message.endswith(f"{begun.name}: its pod is gone; removed")
 
 
-def test_a_huge_directory_takes_several_passes(scene: StaleScene) -> None:
+def test_a_huge_directory_takes_several_passes(scene):
     huge, small = scene.leave(region=False), scene.leave(region=False)
     for number in range(1_500):
         (huge / str(number)).touch()
@@ -385,7 +367,7 @@ print(*(each.message for each in events), sep="\\n")
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("what", ["itself", "directory", "file"])
-def test_what_is_mounted_survives(scene: StaleScene, treasure: Path, what: str) -> None:
+def test_what_is_mounted_survives(scene, treasure, what):
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         pytest.skip("needs the right to make mount namespaces")
     directory = scene.leave(region=False)
@@ -401,7 +383,7 @@ def test_what_is_mounted_survives(scene: StaleScene, treasure: Path, what: str) 
     assert ("Device or resource busy" if what == "itself" else " stay: ") in done.stdout
 
 
-def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> None:
+def test_two_agents_and_a_monitor_do_each_other_no_harm(scene):
     directories = [scene.leave(region=False) for _ in range(16)]
     for directory in directories:
         for number in range(20):
@@ -426,7 +408,7 @@ def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> No
     assert (scene.root / f"{scene.alive}_train" / "usage.cache").exists()
 
 
-def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
+def test_a_dry_run_says_once_what_it_would_remove(scene):
     directory = scene.leave()
     before = directory.stat().st_ctime_ns
     cleaner = scene.cleaner(dry_run=True)

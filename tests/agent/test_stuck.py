@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from support.agent_process import Agent, agents, busy_and_waiting
-from support.node_scene import NodeScene
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 # What hangs is waited for as long as a slow pass takes, which here is none.
@@ -41,7 +40,6 @@ def dead_mount(inside: tuple[str, ...], directory: Path, *mapped: Path) -> Itera
     words = [*inside, sys.executable, "-c", MOUNTER, directory, *mapped]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             if process.stdout.readline() != b"mounted\n":
                 pytest.skip("needs the right to mount FUSE")
             yield
@@ -66,7 +64,7 @@ def namespace() -> Iterator[int]:
 
 
 @pytest.fixture
-def kill_over(namespace: int) -> Iterator[Callable[[Path], None]]:
+def kill_over(namespace) -> Iterator[Callable[[Path], None]]:
     """Mounts a dead file system over a directory, for that namespace only."""
     with contextlib.ExitStack() as mounts:
         yield lambda path: mounts.enter_context(dead_mount(entering(namespace), path))
@@ -77,7 +75,7 @@ def entering(namespace: int) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def start(scene, tmp_path) -> Iterator[Callable[..., Agent]]:
     with agents(scene, tmp_path) as starter:
         yield starter
 
@@ -97,12 +95,7 @@ def stuck_in(reason: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
-    scene: NodeScene,
-    start: Callable[..., Agent],
-    namespace: int,
-    kill_over: Callable[[Path], None],
-) -> None:
+def test_stuck_tasks_are_told_and_what_can_be_given_back_is(scene, start, namespace, kill_over):
     """One container's directory never answers again, while two are blocked."""
     pytest.importorskip("jinja2")
     _, low = busy_and_waiting(scene)
@@ -136,12 +129,8 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [("--repair",), ("--feedback",), ("--repair", "--once")])
 def test_a_root_that_never_answers_does_not_keep_it_from_ending(
-    scene: NodeScene,
-    tmp_path: Path,
-    namespace: int,
-    kill_over: Callable[[Path], None],
-    words: tuple[str, ...],
-) -> None:
+    scene, tmp_path, namespace, kill_over, words
+):
     """Neither in the middle of the first pass, nor before it, nor with --once."""
     kill_over(scene.root)
     env = {**SOON, "HOOK_PATH": str(scene.root.parent)}

@@ -4,8 +4,6 @@
 seed it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -17,10 +15,12 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from support.actors import Actor, MakeActor
 from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
 from support.exposition import parsed
@@ -38,11 +38,6 @@ from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.actors import Actor, MakeActor
 
 MIB = 1 << 20
 OLDEST_S = 30.0
@@ -202,7 +197,7 @@ class Storms:
 @needs_cgroups
 @needs_namespaces
 @pytest.mark.timeout(3600)
-def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) -> None:
+def test_a_hostile_tenant_harms_only_itself(tmp_path, actor):
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     seed = int(os.environ.get("TENANT_SEED") or random.SystemRandom().randrange(1 << 32))

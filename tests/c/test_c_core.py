@@ -14,6 +14,6 @@ LONG = {"test_lifetime", "test_truncation"}
     "program",
     [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in PROGRAMS],
 )
-def test_program(program: str) -> None:
+def test_program(program):
     inside = c_tools.alone() if program in SEARCHING else ()
     c_tools.called([*inside, str(c_tools.build(program, "check"))])

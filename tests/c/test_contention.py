@@ -37,10 +37,10 @@ def assert_busy(contention: Path, seconds: float) -> None:
     eventually(is_busy)
 
 
-def test_thirty_two_threads_leave_nothing_behind(contention: Path) -> None:
+def test_thirty_two_threads_leave_nothing_behind(contention):
     assert_busy(contention, 0.2)
 
 
 @pytest.mark.slow
-def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention: Path) -> None:
+def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention):
     assert_busy(contention, scaled(12.0))

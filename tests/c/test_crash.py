@@ -45,7 +45,7 @@ def assert_all_were_killed(counted: dict[str, Any], rounds: int) -> None:
     assert counted["kills"] == counted["passed"] == sum(p["kills"] for p in points.values())
 
 
-def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
+def test_nobody_is_harmed_by_anothers_death(crash):
     """Once at each point; in all layouts, more often, and in sight of all, in the long runs."""
     counted = c_tools.run(crash, "--rounds", 1, "--layout", "1.2", inside=c_tools.alone())
     assert counted["kills"] == counted["passed"]
@@ -56,7 +56,7 @@ def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_is_harmed_by_three_thousand_deaths(crash: Path) -> None:
+def test_nobody_is_harmed_by_three_thousand_deaths(crash):
     rounds = scaled(28)
     counted = c_tools.run(crash, "--rounds", rounds)
     assert_all_were_killed(counted, rounds)
@@ -65,5 +65,5 @@ def test_nobody_is_harmed_by_three_thousand_deaths(crash: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 2 + scaled(4)))
-def test_nobody_is_harmed_whatever_the_order(crash: Path, seed: int) -> None:
+def test_nobody_is_harmed_whatever_the_order(crash, seed):
     assert_all_were_killed(c_tools.run(crash, "--rounds", 3, "--seed", seed), 3)

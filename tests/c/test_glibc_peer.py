@@ -37,10 +37,10 @@ def assert_both_took_turns(glibc_peer: Path, turns: int, tries: int) -> None:
     eventually(are_mixed)
 
 
-def test_one_of_both_at_a_time(glibc_peer: Path) -> None:
+def test_one_of_both_at_a_time(glibc_peer):
     assert_both_took_turns(glibc_peer, 30_000, 5)
 
 
 @pytest.mark.slow
-def test_one_of_both_at_a_time_a_million_times(glibc_peer: Path) -> None:
+def test_one_of_both_at_a_time_a_million_times(glibc_peer):
     assert_both_took_turns(glibc_peer, scaled(1_000_000), scaled(50))

@@ -17,7 +17,6 @@ from support.agent_tasks import MONITOR, OtherWriter
 from support.lock_bytes import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.node_fixtures import node_scene
-from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
@@ -29,7 +28,7 @@ scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture
-def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def start(scene, tmp_path) -> Iterator[Callable[..., Agent]]:
     with agents(scene, tmp_path) as starter:
         yield starter
 
@@ -39,9 +38,7 @@ def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_told_to_end_it_leaves_no_region_blocked(
-    scene: NodeScene, start: Callable[..., Agent], number: int
-) -> None:
+def test_told_to_end_it_leaves_no_region_blocked(scene, start, number):
     _, low = busy_and_waiting(scene)
     agent = start("--feedback")
     blocked = agent.wait_for("blocked")
@@ -56,9 +53,7 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert last["schema"] == "hamiregion/event/1"
 
 
-def test_with_metrics_sighup_reads_the_web_configuration_again(
-    start: Callable[..., Agent], tmp_path: Path
-) -> None:
+def test_with_metrics_sighup_reads_the_web_configuration_again(start, tmp_path):
     web = tmp_path / "web.yml"
     web.write_text("")
     agent = start("--repair", "--listen", "127.0.0.1:0", "--web-config", str(web))
@@ -69,9 +64,7 @@ def test_with_metrics_sighup_reads_the_web_configuration_again(
     assert agent.end() == 0
 
 
-def test_killed_it_leaves_a_block_that_the_next_start_lifts(
-    scene: NodeScene, start: Callable[..., Agent]
-) -> None:
+def test_killed_it_leaves_a_block_that_the_next_start_lifts(scene, start):
     urgent, low = busy_and_waiting(scene)
     first = start("--feedback")
     first.wait_for("blocked")
@@ -91,7 +84,7 @@ def test_killed_it_leaves_a_block_that_the_next_start_lifts(
 
 
 @pytest.mark.slow
-def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeScene) -> None:
+def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene):
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())
     file = scene.container("a")
@@ -109,9 +102,7 @@ def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeS
 # ---- once, and without writing -------------------------------------------------------------------
 
 
-def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(
-    scene: NodeScene, start: Callable[..., Agent]
-) -> None:
+def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(scene, start):
     files = busy_and_waiting(scene)
     before = [file.content() for file in files]
     answer = once(scene.root, "--feedback", "--dry-run")
@@ -127,13 +118,13 @@ def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(
     assert {*kinds} == {"started", "paused", "would_write", "stopped"}
 
 
-def test_once_exits_with_1_where_the_pass_could_not_be_made(tmp_path: Path) -> None:
+def test_once_exits_with_1_where_the_pass_could_not_be_made(tmp_path):
     answer = once(tmp_path / "nowhere", "--repair")
     assert answer.returncode == 1
     assert "none of the directories given can be listed" in answer.stderr
 
 
-def test_once_exits_with_1_if_a_repair_failed(scene: NodeScene) -> None:
+def test_once_exits_with_1_if_a_repair_failed(scene):
     file = scene.container("a")
     file.add_process(NOBODY, {0: 1 << 30})
     with open_region(file.path, writable=True) as region, region.lock():
@@ -142,7 +133,7 @@ def test_once_exits_with_1_if_a_repair_failed(scene: NodeScene) -> None:
     assert "repair failed; the events say why" in answer.stderr
 
 
-def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
+def test_once_is_one_pass_and_leaves_nothing_blocked(scene):
     urgent, low = busy_and_waiting(scene)
     answer = once(scene.root, "--feedback")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -166,7 +157,7 @@ def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
         (("--remove-gone", "--resync-interval", "5"), "no length of time"),
     ],
 )
-def test_what_makes_no_sense_is_wrong_usage(words: tuple[str, ...], why: str) -> None:
+def test_what_makes_no_sense_is_wrong_usage(words, why):
     done = CliRunner().invoke(agent_verb, words)
     assert done.exit_code == 2, done.output
     assert why in " ".join(done.output.split())
@@ -175,9 +166,7 @@ def test_what_makes_no_sense_is_wrong_usage(words: tuple[str, ...], why: str) ->
 # ---- metrics, and a plan -------------------------------------------------------------------------
 
 
-def test_it_exports_what_it_does_in_the_same_process(
-    scene: NodeScene, start: Callable[..., Agent]
-) -> None:
+def test_it_exports_what_it_does_in_the_same_process(scene, start):
     files = busy_and_waiting(scene)
     agent = start("--feedback", "--listen", "127.0.0.1:0")
     url = agent.wait_for("listening")["detail"]["url"]
@@ -202,7 +191,7 @@ def test_it_exports_what_it_does_in_the_same_process(
         assert agent.end() == 0
 
 
-def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene: NodeScene) -> None:
+def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         answer = run(scene.root, "--feedback", "--listen", address)
@@ -220,9 +209,7 @@ rules:
 
 
 @pytest.mark.slow
-def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
-) -> None:
+def test_it_keeps_limits_on_a_plan_and_priorities_with_them(scene, start, tmp_path):
     """A container that makes itself urgent is put back, and waits."""
     urgent, liar = busy_and_waiting(scene)
     plan = tmp_path / "plan.yaml"
@@ -269,9 +256,7 @@ def leave_what_root_may_not_touch(directory: Path) -> None:
 
 @pytest.mark.slow
 @needs_cgroups
-def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
-    tmp_path: Path, alive: str
-) -> None:
+def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(tmp_path, alive):
     """Root with three capabilities; kubelet's directory through the root of another process."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv of util-linux")

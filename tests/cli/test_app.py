@@ -1,14 +1,11 @@
 """How the command line starts, and what all its verbs have in common."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pkgutil
 import subprocess
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -20,11 +17,8 @@ from support.wait import PATIENCE_S
 import libhamiregion as hami
 from libhamiregion.cli.verbs import hamiregion
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_every_verb_takes_the_common_options() -> None:
+def test_every_verb_takes_the_common_options():
     for path, command in commands():
         options = {name for parameter in command.params for name in parameter.opts}
         # An observation is JSON and nothing else.
@@ -35,7 +29,7 @@ def test_every_verb_takes_the_common_options() -> None:
             assert {"--root", "--proc", "--outside", "-o"} <= options, path
 
 
-def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
+def test_help_names_every_verb_and_the_exit_codes_and_imports_none():
     for flag in ("--help", "-h"):
         answer = CliRunner().invoke(hamiregion, [flag])
         for path, _ in commands():
@@ -54,7 +48,7 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
 
 
 @pytest.mark.parametrize("how", ["once", "several", "watch"])
-def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(tmp_path: Path, how: str) -> None:
+def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(tmp_path, how):
     for name in ("a", "b", "c"):
         hami.create_region(tmp_path / f"{name}.cache", memory_limits=("8GiB",))
     words = {
@@ -63,8 +57,6 @@ def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(tmp_path: Path, how: s
         "watch": ("show", f"{tmp_path}/a.cache", "--watch", "0.05"),
     }
     with start(*words[how]) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         if how == "watch":
             assert process.stdout.readline().startswith("path ")
         process.stdout.close()
@@ -72,7 +64,7 @@ def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(tmp_path: Path, how: s
         assert process.wait(PATIENCE_S) == 1
 
 
-def test_an_agent_without_metrics_does_not_load_the_exporter() -> None:
+def test_an_agent_without_metrics_does_not_load_the_exporter():
     """Nor what it stands on, which takes as much again; budgets are of all that is resident."""
     code = (
         "import sys, libhamiregion.cli.agent;"
@@ -85,11 +77,11 @@ def test_an_agent_without_metrics_does_not_load_the_exporter() -> None:
     assert answer.stdout == "set()\n", answer.stderr
 
 
-def test_the_version_is_the_library_s() -> None:
+def test_the_version_is_the_library_s():
     assert run("--version").stdout == f"hamiregion, version {hami.__version__}\n"
 
 
-def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: Path) -> None:
+def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory):
     closed = {name: public_directory / name for name in ("a.cache", "plan.yaml", "a.db", "log")}
     hami.create_region(closed["a.cache"])
     for file in closed.values():
@@ -128,9 +120,7 @@ def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: 
     ],
     ids=" ".join,
 )
-def test_an_answer_for_which_there_is_no_output_lands_in_no_file(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_an_answer_for_which_there_is_no_output_lands_in_no_file(words, tmp_path):
     """Closed standard streams get no file of the command's own in their place."""
     region, directory = tmp_path / "a.cache", tmp_path / "containers"
     hami.create_region(region)
@@ -150,13 +140,13 @@ def test_an_answer_for_which_there_is_no_output_lands_in_no_file(
         assert opened.snapshot().settled
 
 
-def test_a_failure_that_nobody_can_be_told_of_has_its_exit_code(tmp_path: Path) -> None:
+def test_a_failure_that_nobody_can_be_told_of_has_its_exit_code(tmp_path):
     for words, code in ((("show", str(tmp_path / "none")), 1), (("show",), 2)):
         command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *COMMAND, *words]
         assert subprocess.run(command, env=environment(), check=False).returncode == code
 
 
-def test_without_the_extra_one_line_names_it() -> None:
+def test_without_the_extra_one_line_names_it():
     code = (
         "import sys; sys.modules['click'] = None;"
         " import libhamiregion; from libhamiregion.cli import main; main()"
@@ -169,7 +159,7 @@ def test_without_the_extra_one_line_names_it() -> None:
     assert "pip install '.[cli]'" in answer.stderr
 
 
-def test_the_library_itself_needs_neither() -> None:
+def test_the_library_itself_needs_neither():
     code = (
         "import sys, libhamiregion, libhamiregion.cli;"
         " sys.exit(bool({'click', 'rich'} & set(sys.modules)))"
@@ -182,7 +172,7 @@ def test_the_library_itself_needs_neither() -> None:
     ("line", "offered"),
     [("hamiregion li", "limits"), ("hamiregion limits s", "set"), ("hamiregion show --l", "--lay")],
 )
-def test_the_shell_completes(line: str, offered: str) -> None:
+def test_the_shell_completes(line, offered):
     code = "import sys; sys.argv = ['hamiregion']; from libhamiregion.cli import main; main()"
     script = subprocess.run(
         [sys.executable, "-c", code],

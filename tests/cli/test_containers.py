@@ -5,19 +5,12 @@ import os
 import pwd
 import subprocess
 import sys
-from pathlib import Path
 
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from support.cli_scene import GIB, POD_LONG, Scene, table
-from support.command_line import (
-    COMMAND,
-    call,
-    environment,
-    run,
-)
+from support.cli_scene import GIB, POD_LONG, table
+from support.command_line import COMMAND, call, environment, run
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
 
@@ -30,7 +23,7 @@ pytestmark = needs_namespaces
 # ---- ps -----------------------------------------------------------------------------------------
 
 
-def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
+def test_ps_tells_what_uses_the_gpus(scene):
     found = scene.json("ps")
     assert set(found) == {
         *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "gpus", "processes")
@@ -75,7 +68,7 @@ def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
     assert processes[6]["command"] == "sleep 600"
 
 
-def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
+def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene):
     answer = run(
         *scene.arguments("ps", "--namespace", "*"),
         env=scene.driver.environment(),
@@ -119,9 +112,7 @@ def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_ps_selects_and_sorts(
-    scene: Scene, options: tuple[str, ...], expected: list[str | None]
-) -> None:
+def test_ps_selects_and_sorts(scene, options, expected):
     processes = scene.known(scene.json("ps", *options)["processes"])
     wanted = [None if name is None else scene.pids[name] for name in expected]
     found = [each["host_pid"] for each in processes]
@@ -130,7 +121,7 @@ def test_ps_selects_and_sorts(
         assert len(found) == len(wanted)
 
 
-def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: Scene) -> None:
+def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene):
     assert scene.json("ps", "--no-driver")["driver"] is None
     none = ("--library", "/nonexistent/libnvidia-ml.so.1")
     answer = scene.run("ps", *none)
@@ -150,8 +141,8 @@ def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: S
 
 @pytest.mark.parametrize("verb", ["ps", "containers"])
 def test_a_gpu_that_fails_is_said_and_can_be_read_by_programs(
-    verb: str, tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    verb, tmp_path, fake_driver, monkeypatch
+):
     monkeypatch.setenv("FAKE_NVML_STATE", str(fake_driver.state))
     fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
     options = (verb, "--root", str(tmp_path), "--library", str(fake_driver.library))
@@ -164,7 +155,7 @@ def test_a_gpu_that_fails_is_said_and_can_be_read_by_programs(
     ]
 
 
-def test_containers_by_gpu_sums_up_limits(scene: Scene) -> None:
+def test_containers_by_gpu_sums_up_limits(scene):
     rows = {row["UUID"]: row for row in table(scene.run("containers", "--by", "gpu").stdout)}
     # bert has 8 and 4 GiB; serve and one without names are unlimited.
     assert (rows[GPU]["MEM-LIMITS"], rows[GPU]["SM-LIMITS"]) == ("8GiB", "50%")
@@ -174,7 +165,7 @@ def test_containers_by_gpu_sums_up_limits(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
+def test_ps_from_a_container_says_that_it_cannot_see_all(scene):
     """A process of another pid namespace is unknown, never dead."""
     inside = ("unshare", "--pid", "--fork", "--mount-proc")
     done = subprocess.run(
@@ -190,7 +181,7 @@ def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     assert "hostPID: true" in done.stderr
 
 
-def test_ps_and_mine_show_commands_by_a_containers_own_proc(tmp_path: Path) -> None:
+def test_ps_and_mine_show_commands_by_a_containers_own_proc(tmp_path):
     script = """
 import os, subprocess, sys
 from libhamiregion.testing import FakeNode
@@ -216,9 +207,7 @@ with FakeNode(sys.argv[1]) as node:
     assert all(f"  {user}  " in row for row in rows)
 
 
-def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(scene, tmp_path):
     missing = str(tmp_path / "none")
     for verb in ("ps", "containers"):
         answer = call(verb, "--root", missing, "--root", f"{missing}/*")
@@ -246,7 +235,7 @@ with hami.open_region(region, writable=True) as opened, opened.attach():
 """
 
 
-def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path: Path) -> None:
+def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path):
     """As in a container without the device plugin; in a /proc that shows no other processes."""
     path = tmp_path / "usage.cache"
     create_region(path, uuids=[GPU])
@@ -270,7 +259,7 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path: Path) -> Non
 # ---- containers ---------------------------------------------------------------------------------
 
 
-def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) -> None:
+def test_containers_tells_limits_usage_and_why_there_is_no_region(scene):
     found = scene.json("containers")
     keys = ["schema", "taken_at_ns", "complete", "warnings", "gaps", "gpus", "containers", "by_gpu"]
     assert list(found) == keys
@@ -299,7 +288,7 @@ def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) 
     assert "5 bytes" in by_pod[None]["message"]
 
 
-def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
+def test_containers_in_a_pipe_are_two_tables(scene):
     answer = scene.run("containers")
     assert answer.returncode == 0, answer.stderr
     regions, missing = answer.stdout.split("\n\n")
@@ -331,7 +320,7 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
     assert row["FILE"] == str(scene.bert.path)
 
 
-def test_a_held_lock_is_told_with_its_signature(tmp_path: Path) -> None:
+def test_a_held_lock_is_told_with_its_signature(tmp_path):
     with NodeScene(tmp_path) as node:
         pod = node.container(uuids=[GPU])
         pod.add_process(4_000_000)
@@ -342,9 +331,7 @@ def test_a_held_lock_is_told_with_its_signature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ps", "containers", "top", "doctor"])
-def test_a_node_without_containers_directories_is_a_failure(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_containers_directories_is_a_failure(verb, tmp_path, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
     for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
@@ -359,8 +346,8 @@ def test_a_node_without_containers_directories_is_a_failure(
 
 @pytest.mark.parametrize("verb", ["ps", "containers", "top", "doctor"])
 def test_a_node_without_hami_is_none_if_the_driver_answers(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_driver: FakeDriver
-) -> None:
+    verb, tmp_path, monkeypatch, fake_driver
+):
     monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
     for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
@@ -376,7 +363,7 @@ def test_a_node_without_hami_is_none_if_the_driver_answers(
 
 
 @pytest.mark.parametrize("verb", ["ps", "containers", "top"])
-def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene) -> None:
+def test_a_selection_without_a_match_lists_what_there_is(verb, scene):
     answer = scene.run(verb, "--pod", "nosuch")
     assert answer.returncode == 1
     assert "research/bert-0/train" in answer.stderr
@@ -384,7 +371,7 @@ def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene
     assert scene.run(verb, "--pod", "whole-gpu").returncode == 0
 
 
-def test_gpu_selects_by_the_drivers_index_and_device_by_the_containers(scene: Scene) -> None:
+def test_gpu_selects_by_the_drivers_index_and_device_by_the_containers(scene):
     """The second container has the node's GPU 1 as its device 0."""
     (serve,) = [
         row
@@ -405,9 +392,7 @@ def test_gpu_selects_by_the_drivers_index_and_device_by_the_containers(scene: Sc
 
 
 @pytest.mark.parametrize("verb", ["ps", "containers", "top"])
-def test_a_gpu_that_the_driver_does_not_have_is_a_failure_that_lists_its_own(
-    verb: str, scene: Scene
-) -> None:
+def test_a_gpu_that_the_driver_does_not_have_is_a_failure_that_lists_its_own(verb, scene):
     answer = scene.run(verb, "--gpu", "0", "--gpu", "7")
     assert (answer.returncode, "GPU 7 is not known: there is 0 (" in answer.stderr) == (1, True)
     assert "1 (" in answer.stderr

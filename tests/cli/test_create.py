@@ -1,24 +1,18 @@
 """`hamiregion create`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support.command_line import call, on_terminal, run
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    import pytest
 
 GIB = 2**30
 MIB = 2**20
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "MIG-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 
 
-def test_options_are_those_of_one_device_after_the_other(tmp_path: Path) -> None:
+def test_options_are_those_of_one_device_after_the_other(tmp_path):
     path = str(tmp_path / "new.cache")
     answer = call(
         *("create", path, "--memory", "8GiB", "--memory", "unlimited", "--sm", "50"),
@@ -33,7 +27,7 @@ def test_options_are_those_of_one_device_after_the_other(tmp_path: Path) -> None
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == shown | {"taken_at_ns": 0}
 
 
-def test_a_soft_limit_can_be_made_where_the_layout_has_room_for_it(tmp_path: Path) -> None:
+def test_a_soft_limit_can_be_made_where_the_layout_has_room_for_it(tmp_path):
     for number, layout in enumerate(hami.Layout):
         path = tmp_path / f"{number}.cache"
         arguments = ("create", str(path), "--sm", "30", "--burst", "--layout", layout.value)
@@ -51,7 +45,7 @@ def test_a_soft_limit_can_be_made_where_the_layout_has_room_for_it(tmp_path: Pat
         assert not Path(f"{path}.dry").exists()
 
 
-def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path: Path) -> None:
+def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path):
     path = str(tmp_path / "new.cache")
     env = {"CUDA_DEVICE_MEMORY_LIMIT": "3000m", "CUDA_DEVICE_SM_LIMIT_1": "30"}
     assert run("create", path, "--from-environment", env=env).returncode == 0
@@ -60,7 +54,7 @@ def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path: Path) -> N
         assert (region.sm_limit(0), region.sm_limit(1)) == (None, 30)
 
 
-def test_a_limit_that_releases_read_differently_needs_the_release(tmp_path: Path) -> None:
+def test_a_limit_that_releases_read_differently_needs_the_release(tmp_path):
     path, env = tmp_path / "new.cache", {"CUDA_DEVICE_MEMORY_LIMIT": "6GiB"}
     refused = run("create", str(path), "--from-environment", env=env)
     assert refused.returncode == 2
@@ -74,9 +68,7 @@ def test_a_limit_that_releases_read_differently_needs_the_release(tmp_path: Path
         path.unlink()
 
 
-def test_a_dry_run_shows_what_is_made_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_what_is_made_and_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = str(tmp_path / "new.cache")
     answer = call("create", path, "--memory", "1g", "--dry-run")
@@ -89,13 +81,13 @@ def test_a_dry_run_shows_what_is_made_and_makes_nothing(
     assert json.loads(dry.stdout) | now == json.loads(made.stdout) | now
 
 
-def test_a_terminal_gets_the_table(tmp_path: Path) -> None:
+def test_a_terminal_gets_the_table(tmp_path):
     terminal = on_terminal("create", str(tmp_path / "new.cache"), "--memory", "1g")
     assert "╭" in terminal.text
     assert "No process has a slot." in terminal.text
 
 
-def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_path: Path) -> None:
+def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_path):
     there = tmp_path / "new.cache"
     there.write_bytes(b"mine")
     for path in (there, tmp_path / "none" / "new.cache"):

@@ -1,21 +1,16 @@
 """`hamiregion demo`: it tells its story, ends by itself and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
+import subprocess
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import Terminal, call, run, start
 from support.wait import PATIENCE_S, eventually
-
-if TYPE_CHECKING:
-    import subprocess
 
 STORY = (
     "Two GPUs",
@@ -55,7 +50,7 @@ def told(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
+def test_the_numbers_bear_the_story_out(tmp_path):
     began = time.monotonic()
     answer = run("demo", "--seconds", "4", env={"TMPDIR": str(tmp_path)})
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -70,7 +65,7 @@ def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_interrupted_it_cleans_up_as_well(number: int, code: int, tmp_path: Path) -> None:
+def test_interrupted_it_cleans_up_as_well(number, code, tmp_path):
     with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
         wait_for_workers(process, tmp_path)
         process.send_signal(number)
@@ -80,7 +75,7 @@ def test_interrupted_it_cleans_up_as_well(number: int, code: int, tmp_path: Path
     assert nothing_left(tmp_path)
 
 
-def test_ctrl_c_on_a_terminal_gives_the_terminal_back(tmp_path: Path) -> None:
+def test_ctrl_c_on_a_terminal_gives_the_terminal_back(tmp_path):
     with Terminal("demo", env={"TMPDIR": str(tmp_path)}) as terminal:
         terminal.wait_for(lambda screen: "Four processes" in screen)
         terminal.type("\x03")
@@ -90,7 +85,7 @@ def test_ctrl_c_on_a_terminal_gives_the_terminal_back(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
-def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
+def test_killed_it_leaves_no_process(tmp_path):
     """Nobody can clean up after SIGKILL, but the workers notice that the demo is gone."""
     with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
         wait_for_workers(process, tmp_path)
@@ -112,10 +107,9 @@ def kinds(text: str) -> list[list[str]]:
     return rows
 
 
-def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
+def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path):
     words = ("demo", "--node", "--listen", "127.0.0.1:0")
     with start(*words, "--json", env={"TMPDIR": str(tmp_path)}) as process:
-        assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         with urllib.request.urlopen(f"{told['urls'][0]}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()

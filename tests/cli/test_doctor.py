@@ -1,24 +1,19 @@
 """`hamiregion doctor` as people run it: what it says, what it exits with, what it changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.command_line import COLOUR, Terminal, call, start
 from support.region_file import RegionFile
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GIB = 2**30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -37,13 +32,13 @@ with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as 
 
 
 @pytest.fixture(autouse=True)
-def short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_settling(monkeypatch) -> None:
     """Findings here are there from the start; commands in processes of their own take 1.5 s."""
     monkeypatch.setattr("libhamiregion.cli.doctor.SETTLE_S", 0.01)
 
 
 @pytest.fixture
-def region(tmp_path: Path) -> Iterator[RegionFile]:
+def region(tmp_path) -> Iterator[RegionFile]:
     """The region of a healthy container with one process."""
     directory = tmp_path / "containers" / f"{POD}_train"
     directory.mkdir(parents=True)
@@ -52,7 +47,6 @@ def region(tmp_path: Path) -> Iterator[RegionFile]:
     with subprocess.Popen(
         [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"charged\n"
         yield RegionFile(path, hami.Layout.V1_2)
         process.communicate()
@@ -73,13 +67,13 @@ def as_json(region: RegionFile, *more: str) -> tuple[int, dict[str, Any]]:
     return answer.returncode, json.loads(answer.stdout)
 
 
-def test_a_healthy_node_exits_with_0(region: RegionFile) -> None:
+def test_a_healthy_node_exits_with_0(region):
     answer = call(*arguments(region))
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "nothing found in 1 container\n" in answer.stdout
 
 
-def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: RegionFile) -> None:
+def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region):
     make_ill(region)
     answer = call(*arguments(region))
     assert answer.returncode == 3
@@ -99,9 +93,7 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
     assert "kubectl hamiregion doctor --repair --node NODE" in answer.stderr
 
 
-def test_many_findings_of_a_kind_are_bounded_unless_the_kind_is_asked_for(
-    region: RegionFile,
-) -> None:
+def test_many_findings_of_a_kind_are_bounded_unless_the_kind_is_asked_for(region):
     root = region.path.parent.parent
     for number in range(40):
         directory = root / f"{number:08}-0000-0000-0000-000000000000_main"
@@ -118,7 +110,7 @@ def test_many_findings_of_a_kind_are_bounded_unless_the_kind_is_asked_for(
     assert every.count("Evidence: ") == 40
 
 
-def test_json_has_the_same(region: RegionFile) -> None:
+def test_json_has_the_same(region):
     make_ill(region)
     code, told = as_json(region, "--only", "dead_process_counted")
     assert code == 3
@@ -146,7 +138,7 @@ def test_json_has_the_same(region: RegionFile) -> None:
     assert told["driver"] is None
 
 
-def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region: RegionFile) -> None:
+def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region):
     make_ill(region)
     before = region.content()
     dry = call(*arguments(region, "--repair", "--dry-run"))
@@ -164,7 +156,7 @@ def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region: RegionFile
     assert done["host_pid_wrong"]["actions"] == [f"host pid of process {pid}: none -> {pid}"]
 
 
-def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
+def test_what_cannot_be_repaired_is_left_and_said(region):
     make_ill(region)
     (region.path.parent.parent / f"{POD}_other").mkdir()
     os.mkfifo(region.path.parent.parent / f"{POD}_other" / "a.cache")
@@ -174,7 +166,7 @@ def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
     assert "left\n" in answer.stdout
 
 
-def test_filters_choose_what_is_shown_and_repaired(region: RegionFile) -> None:
+def test_filters_choose_what_is_shown_and_repaired(region):
     make_ill(region)
     kinds = [each["kind"] for each in as_json(region, "--device", "1")[1]["findings"]]
     assert kinds == ["host_pid_wrong"], "what is of no device is of every one"
@@ -186,9 +178,7 @@ def test_filters_choose_what_is_shown_and_repaired(region: RegionFile) -> None:
     assert region.get("slot_used.total", slot=1) == 2 * GIB
 
 
-def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(
-    region: RegionFile,
-) -> None:
+def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(region):
     make_ill(region)
     with hami.open_region(region.path, writable=True) as held, held.lock():
         answer = call(*arguments(region, "--repair", "--only", "host_pid_wrong"))
@@ -201,7 +191,7 @@ def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(
     assert "left" in total
 
 
-def test_the_containers_that_were_examined_are_counted(region: RegionFile) -> None:
+def test_the_containers_that_were_examined_are_counted(region):
     other = region.path.parent.with_name(f"{uuid.uuid4()}_serve")
     other.mkdir()
     assert "nothing found in 2 containers" in call(*arguments(region)).stdout
@@ -209,7 +199,7 @@ def test_the_containers_that_were_examined_are_counted(region: RegionFile) -> No
     assert "nothing found in 1 container\n" in answer.stdout
 
 
-def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> None:
+def test_on_a_terminal_there_are_colours_and_nothing_raw(region):
     make_ill(region)
     evil = region.path.parent.with_name(f"{POD}_{HOSTILE}")
     evil.mkdir()
@@ -226,9 +216,8 @@ def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> 
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_watch_gives_one_object_per_line_until_a_signal(region: RegionFile, number: int) -> None:
+def test_a_watch_gives_one_object_per_line_until_a_signal(region, number):
     process = start(*arguments(region, "--json", "--watch", "0.05"))
-    assert process.stdout is not None
     told = json.loads(process.stdout.readline())
     assert (told["findings"], told["repairs"], told["left"]) == ([], None, 0)
     make_ill(region)
@@ -239,7 +228,7 @@ def test_a_watch_gives_one_object_per_line_until_a_signal(region: RegionFile, nu
     assert process.returncode == 0
 
 
-def test_where_the_driver_cannot_be_asked_a_note_says_so(region: RegionFile) -> None:
+def test_where_the_driver_cannot_be_asked_a_note_says_so(region):
     words = [each for each in arguments(region) if each != "--no-driver"]
     answer = call(*words, "--library", "/nowhere/libnvidia-ml.so.1")
     assert answer.returncode == 0

@@ -1,14 +1,12 @@
 """`hamiregion exporter` as people run it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import call
@@ -21,16 +19,13 @@ from support.wait import PATIENCE_S
 from libhamiregion.exporter import MetricsServer
 from libhamiregion.node import Observer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 LIMIT = "hami_vgpu_memory_limit_bytes"
 GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> NodeScene:
+def files(tmp_path_factory) -> NodeScene:
     """A node with one container."""
     made = NodeScene(tmp_path_factory.mktemp("node"))
     made.container(pod="bert-0", uuids=[UUID], memory_limits=["2GiB"])
@@ -42,14 +37,14 @@ def arguments(files: NodeScene) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def exporter(files: NodeScene) -> Iterator[ExporterProcess]:
+def exporter(files) -> Iterator[ExporterProcess]:
     """An exporter of that node, for tests that only ask it."""
     with exporter_process(*arguments(files), "--node-name", "gpu-7") as process:
         process.wait_until_ready()
         yield process
 
 
-def test_it_exports_what_the_node_has(exporter: ExporterProcess) -> None:
+def test_it_exports_what_the_node_has(exporter):
     with Scraper(exporter.url) as scraper:
         reply = scraper.scrape()
         assert reply.headers["content-encoding"] == "gzip"
@@ -58,15 +53,13 @@ def test_it_exports_what_the_node_has(exporter: ExporterProcess) -> None:
         assert parsed(scraper.ask().body).value(LIMIT, pod="bert-0") == 2 * GIB
 
 
-def test_its_page_leads_to_the_metrics(exporter: ExporterProcess) -> None:
+def test_its_page_leads_to_the_metrics(exporter):
     reply = ask(exporter.url, "/")
     assert 'href="/metrics"' in reply.text
     assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-def test_with_the_monitors_own_metrics_alone_there_is_no_look_at_processes(
-    files: NodeScene,
-) -> None:
+def test_with_the_monitors_own_metrics_alone_there_is_no_look_at_processes(files):
     words = ("--root", files.root, "--collector", "nvml")
     found = parsed(once(*words).stdout.encode())
     assert found.value(LIMIT) == 2 * GIB
@@ -76,22 +69,20 @@ def test_with_the_monitors_own_metrics_alone_there_is_no_look_at_processes(
     assert found.value("hamiregion_collector_success", collector="locks") == 1
 
 
-def test_nobody_but_this_machine_can_connect_unless_told_otherwise(
-    exporter: ExporterProcess,
-) -> None:
+def test_nobody_but_this_machine_can_connect_unless_told_otherwise(exporter):
     assert exporter.url.startswith("http://127.0.0.1:")
     help_text = call("exporter", "--help").stdout
     assert "else 127.0.0.1:9394" in " ".join(help_text.split())
 
 
-def test_it_does_not_load_what_it_does_not_need(exporter: ExporterProcess) -> None:
+def test_it_does_not_load_what_it_does_not_need(exporter):
     maps = Path(f"/proc/{exporter.pid}/maps").read_text()
     assert "_bcrypt" not in maps
     assert "_sqlite3" not in maps
     assert "pydantic" not in maps
 
 
-def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None:
+def test_the_environment_of_hami_s_monitor_is_understood(tmp_path):
     files = NodeScene(tmp_path)
     files.container(pod="bert-0", uuids=[UUID], memory_limits=["2GiB"])
     env = {"HOOK_PATH": str(tmp_path), "NODE_NAME": "node-9", "HAMI_RESYNC_INTERVAL": "10m"}
@@ -101,7 +92,7 @@ def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", ["10", "bogus", "-5m"])
-def test_an_interval_that_is_none_is_wrong_usage(files: NodeScene, value: str) -> None:
+def test_an_interval_that_is_none_is_wrong_usage(files, value):
     """Also where it stands in the environment."""
     for words, env in (
         (("--resync-interval", value), {}),
@@ -112,7 +103,7 @@ def test_an_interval_that_is_none_is_wrong_usage(files: NodeScene, value: str) -
         assert "--resync-interval" in bad.stderr
 
 
-def test_once_prints_the_metrics(files: NodeScene) -> None:
+def test_once_prints_the_metrics(files):
     text = once("--legacy-metrics", *arguments(files))
     assert (text.returncode, text.stderr) == (0, "")
     found = parsed(text.stdout.encode())
@@ -123,14 +114,14 @@ def test_once_prints_the_metrics(files: NodeScene) -> None:
     assert legacy not in once(*arguments(files)).stdout
 
 
-def test_once_without_a_directory_to_read_fails_and_says_so(tmp_path: Path) -> None:
+def test_once_without_a_directory_to_read_fails_and_says_so(tmp_path):
     done = once("--root", tmp_path / "none")
     assert done.returncode == 1
     assert "No such file or directory" in done.stderr
     assert "hamiregion_build_info" in done.stdout
 
 
-def test_what_cannot_be_is_one_clear_line(files: NodeScene, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_clear_line(files, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("--listen", f"127.0.0.1:{port}", *arguments(files))
@@ -143,9 +134,7 @@ def test_what_cannot_be_is_one_clear_line(files: NodeScene, tmp_path: Path) -> N
     assert done.stderr.count("\n") == 1
 
 
-def test_its_health_is_that_of_its_observations(
-    files: NodeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_health_is_that_of_its_observations(files, monkeypatch):
     found: list[str | None] = []
 
     def run(server: MetricsServer) -> None:
@@ -161,7 +150,7 @@ def test_its_health_is_that_of_its_observations(
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("module", ["bcrypt", "yaml"])
-def test_a_missing_extra_is_one_clear_line(files: NodeScene, tmp_path: Path, module: str) -> None:
+def test_a_missing_extra_is_one_clear_line(files, tmp_path, module):
     hashed = "$2b$04$" + "." * 53
     (tmp_path / "web.yml").write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
     words = ["exporter", "--listen", "127.0.0.1:0", "--web-config", str(tmp_path / "web.yml")]
@@ -182,7 +171,7 @@ def test_a_missing_extra_is_one_clear_line(files: NodeScene, tmp_path: Path, mod
     assert f"hamiregion needs {module}, which is not installed: pip install" in done.stderr
 
 
-def test_its_log_can_be_json(files: NodeScene) -> None:
+def test_its_log_can_be_json(files):
     with exporter_process(*arguments(files), "--json") as process:
         process.wait_until_ready()
         assert process.stop() == 0

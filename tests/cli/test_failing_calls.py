@@ -21,7 +21,7 @@ SCRIPT = Path(failing_calls.__file__)
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory) -> Path:
     """The library that lets calls fail, built."""
     made = tmp_path_factory.mktemp("shim") / "failing_calls.so"
     command = ["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
@@ -60,7 +60,7 @@ def problems(shim: Path, *operations: str, all_errors: bool) -> dict[str, tuple[
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("group", GROUPS)
-def test_an_operation_survives_each_failing_call(shim: Path, group: str) -> None:
+def test_an_operation_survives_each_failing_call(shim, group):
     answer = problems(shim, *GROUPS[group], all_errors=False)
     assert {name: wrong for name, (_, wrong) in answer.items() if wrong} == {}
     # An edit of a region that is open is made in memory.
@@ -70,8 +70,6 @@ def test_an_operation_survives_each_failing_call(shim: Path, group: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_survives_each_failing_call_with_each_error(
-    shim: Path, operation: str
-) -> None:
+def test_an_operation_survives_each_failing_call_with_each_error(shim, operation):
     answer = problems(shim, operation, all_errors=SHARE > 0)
     assert answer[operation][1] == []

@@ -4,16 +4,12 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
 from support.command_line import call
-from support.doctor_node import DoctorNode
 from support.hostile_processes import locked_process
 from support.node_fixtures import node_scene
-from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.doctor import FindingKind, Severity
@@ -25,9 +21,7 @@ NO_ANSWER = "the driver does not answer"
 
 
 @pytest.fixture
-def hung_driver(
-    scene: NodeScene, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, ...]]:
+def hung_driver(scene, fake_driver, monkeypatch) -> Iterator[tuple[str, ...]]:
     """A node whose driver answers nobody; the options that choose both."""
     fake_driver.state.unlink(missing_ok=True)
     # Whoever opens it for reading waits until somebody writes.
@@ -41,9 +35,7 @@ def hung_driver(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("verb", ["ps", "top", "doctor"])
-def test_a_verb_does_not_wait_for_a_driver_that_hangs(
-    hung_driver: tuple[str, ...], verb: str
-) -> None:
+def test_a_verb_does_not_wait_for_a_driver_that_hangs(hung_driver, verb):
     answer = call(verb, *hung_driver, "--json")
     found = json.loads(answer.stdout)
     assert found["driver"] == {"state": "timeout", "message": NO_ANSWER, "version": None}
@@ -60,9 +52,7 @@ def test_a_verb_does_not_wait_for_a_driver_that_hangs(
 
 @pytest.mark.slow
 @needs_cgroups
-def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
-    doctor_node: DoctorNode, tmp_path: Path
-) -> None:
+def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(doctor_node, tmp_path):
     """One that has locked its own address space for ever, in the cgroup of a pod."""
     place, honest = doctor_node.container(), doctor_node.container(name="honest")
     honest.start()
@@ -76,7 +66,6 @@ def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
         process.lock()
         (found,) = doctor_node.findings()
         assert (found.kind, found.severity) == (FindingKind.NOT_OBSERVED, Severity.WARNING)
-        assert found.container is not None
         assert found.container.pod_uid == place.pod_uid
         assert found.summary == "1 process of the container could not be read"
         assert "does not end" in found.evidence

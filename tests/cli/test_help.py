@@ -13,7 +13,7 @@ VERBS = dict(commands())
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)
-def test_help_is_a_sentence_usage_options_and_two_examples(path: tuple[str, ...]) -> None:
+def test_help_is_a_sentence_usage_options_and_two_examples(path):
     answer = CliRunner().invoke(hamiregion, [*path, "--help"], prog_name="hamiregion")
     assert answer.exit_code == 0
     lines = answer.output.splitlines()
@@ -31,7 +31,7 @@ def test_help_is_a_sentence_usage_options_and_two_examples(path: tuple[str, ...]
 
 
 @pytest.mark.parametrize("group", sorted({path[:-1] for path in VERBS}))
-def test_a_list_of_verbs_cuts_no_sentence(group: tuple[str, ...]) -> None:
+def test_a_list_of_verbs_cuts_no_sentence(group):
     answer = CliRunner().invoke(hamiregion, [*group, "--help"], prog_name="hamiregion")
     listed = answer.output.splitlines()[1:]
     assert len(listed) > 5

@@ -3,14 +3,14 @@
 None of them is waited for, followed where a container could point it, read without end or changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -19,23 +19,13 @@ from support.command_line import call
 from support.region_file import truncate
 from support.wait import PATIENCE_S
 
-from libhamiregion import (
-    NotARegion,
-    RegionSet,
-    create_region,
-    identify,
-    open_region,
-)
+from libhamiregion import NotARegion, RegionSet, create_region, identify, open_region
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
 from libhamiregion.node import NodeNames
 from libhamiregion.plan import KubernetesError, PlanError, kubernetes, load_plan, plan_file
 from libhamiregion.plan.kubernetes import _find_access
 from libhamiregion.plan.state import PlanState
 from libhamiregion.report import Recording, RecordingError, RecordingWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ENDLESS_DEVICE = "/dev/zero"
 ID = "c0ffee" * 10 + "abcd"
@@ -302,9 +292,7 @@ def facts(path: Path) -> tuple[object, ...]:
 
 @pytest.mark.slow(keep=12)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(tmp_path, name, monkeypatch):
     # How long a reader of pipes waits for the next bytes.
     for module in (plan_file, kubernetes):
         monkeypatch.setattr(module, "_SILENCE_S", 0.1)

@@ -67,13 +67,12 @@ def mapping_process(path: Path) -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Scene]:
+def scene(tmp_path_factory, nvml_library) -> Iterator[Scene]:
     """A node where everything that can have a name has a hostile one."""
     directory = tmp_path_factory.mktemp("hostile")
     driver = FakeDriver(nvml_library, directory / "nvml-scene")
@@ -109,7 +108,7 @@ VIEWS = [("ps",), ("ps", "-o", "wide"), ("containers",), ("containers", "-o", "w
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
-def test_a_pipe_gets_printable_lines(scene: Scene, view: tuple[str, ...]) -> None:
+def test_a_pipe_gets_printable_lines(scene, view):
     answer = call(*scene.arguments(*view))
     assert answer.returncode == 0, answer.stderr
     for text in (answer.stdout, answer.stderr):
@@ -126,9 +125,7 @@ def test_a_pipe_gets_printable_lines(scene: Scene, view: tuple[str, ...]) -> Non
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("view", [("ps", "-o", "wide"), ("containers", "-o", "wide")], ids=" ".join)
-def test_a_terminal_gets_nothing_but_our_own_escapes(
-    scene: Scene, view: tuple[str, ...], columns: int
-) -> None:
+def test_a_terminal_gets_nothing_but_our_own_escapes(scene, view, columns):
     with Terminal(
         *scene.arguments(*view), env={STATE: str(scene.driver.state)}, columns=columns
     ) as terminal:
@@ -141,7 +138,7 @@ def test_a_terminal_gets_nothing_but_our_own_escapes(
         assert "owned" in screen
 
 
-def test_json_is_ascii_and_gives_every_name_back(scene: Scene) -> None:
+def test_json_is_ascii_and_gives_every_name_back(scene):
     answer = call(*scene.arguments("containers", "--json"))
     assert answer.stdout.isascii()
     assert answer.stdout.count("\n") == 1
@@ -165,7 +162,7 @@ def test_json_is_ascii_and_gives_every_name_back(scene: Scene) -> None:
     assert "\x1b]0;owned\x07" in each["command"]
 
 
-def test_no_name_leads_to_another_file(scene: Scene) -> None:
+def test_no_name_leads_to_another_file(scene):
     """No pod log is taken for a hostile UID's, and no link in a region's place is followed."""
     found = json.loads(call(*scene.arguments("containers", "--json")).stdout)["containers"]
     mine = [each for each in found if each["directory"] is not None]

@@ -26,18 +26,18 @@ def names() -> set[str]:
     return {found["$defs"][name]["properties"]["schema"]["const"] for name in chosen}
 
 
-def test_it_is_a_schema() -> None:
+def test_it_is_a_schema():
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
 @pytest.mark.skipif(not MAKER.exists(), reason="without the tree only the file is here")
-def test_the_file_says_what_the_classes_say() -> None:
+def test_the_file_says_what_the_classes_say():
     maker = runpy.run_path(str(MAKER))
     assert SCHEMA.read_text() == maker["text"](), "run make texts"
 
 
 @pytest.mark.skipif(not CLI.exists(), reason="without the tree there is no source to look into")
-def test_what_the_verbs_write_and_what_is_described_are_the_same_names() -> None:
+def test_what_the_verbs_write_and_what_is_described_are_the_same_names():
     written = re.findall(
         r'"(?:hamiregion/)?([a-z-]+/\d+)"',
         "".join(path.read_text() for path in CLI.glob("*.py")),
@@ -46,14 +46,14 @@ def test_what_the_verbs_write_and_what_is_described_are_the_same_names() -> None
 
 
 @pytest.mark.skipif(not MAKER.exists(), reason="without the tree there are no pages")
-def test_the_documentation_names_every_answer() -> None:
+def test_the_documentation_names_every_answer():
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     # An observation is checked by its reader.
     others = {"hamiregion/observation/1"}
     assert set(re.findall(r"`(hamiregion/[a-z-]+/\d+)`", page)) == names() | others
 
 
-def test_every_key_is_described() -> None:
+def test_every_key_is_described():
     def keys(place: str, found: Any) -> list[str]:
         if not isinstance(found, dict):
             return []
@@ -76,7 +76,7 @@ NODE = {
 }
 
 
-def test_the_whole_file_tells_the_answers_apart() -> None:
+def test_the_whole_file_tells_the_answers_apart():
     whole = jsonschema.Draft202012Validator(schema())
     whole.validate(NODE)
     # Keys may come within a version, so unknown ones are no fault.
@@ -89,7 +89,7 @@ def test_the_whole_file_tells_the_answers_apart() -> None:
         assert not whole.is_valid(wrong)
 
 
-def test_the_tests_refuse_what_is_not_described() -> None:
+def test_the_tests_refuse_what_is_not_described():
     assert definitions()["DeviceUsage"]["additionalProperties"] is False
     with pytest.raises(jsonschema.ValidationError, match="more"):
         check_answer({**NODE, "more": 1})

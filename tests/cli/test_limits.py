@@ -1,24 +1,19 @@
 """`hamiregion limits get` and `hamiregion limits set`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from fake_nvml.driver import FakeDriver
 from support.command_line import call, on_terminal, run
+from support.node_scene import SceneContainer
 from support.plan_scene import PlanScene
 from support.wait import PATIENCE_S
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    from fake_nvml.driver import FakeDriver
-    from support.node_scene import SceneContainer
 
 GIB = 2**30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
@@ -33,7 +28,7 @@ def made(directory: Path, layout: hami.Layout = hami.Layout.V1_2) -> str:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path) -> str:
     return made(tmp_path)
 
 
@@ -50,7 +45,7 @@ def sm_limits(path: str) -> tuple[int | None, int | None]:
 # ---- get ----------------------------------------------------------------------------------------
 
 
-def test_get_shows_the_limits_of_every_device(path: str) -> None:
+def test_get_shows_the_limits_of_every_device(path):
     first = {"index": 0, "memory_limit_bytes": 8 * GIB, "sm_limit_percent": 50}
     second = {"index": 1, "memory_limit_bytes": 4 * GIB, "sm_limit_percent": None}
     answer = json.loads(call("limits", "get", path, "--json").stdout)
@@ -72,7 +67,7 @@ def test_get_shows_the_limits_of_every_device(path: str) -> None:
     assert "unlimited" in text
 
 
-def test_get_of_one_device_by_index_or_uuid(path: str) -> None:
+def test_get_of_one_device_by_index_or_uuid(path):
     for device, index in (("0", 0), (UUIDS[1], 1)):
         answer = call("limits", "get", path, "--device", device, "--json")
         (found,) = json.loads(answer.stdout)["devices"]
@@ -86,7 +81,7 @@ def test_get_of_one_device_by_index_or_uuid(path: str) -> None:
 # ---- set ----------------------------------------------------------------------------------------
 
 
-def test_set_says_before_after_and_when_it_takes_effect(path: str) -> None:
+def test_set_says_before_after_and_when_it_takes_effect(path):
     answer = call("limits", "set", path, "--memory", "75%", "--sm", "30%")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == (
@@ -105,7 +100,7 @@ def test_set_says_before_after_and_when_it_takes_effect(path: str) -> None:
     assert again.stdout == "device 0: memory limit 6 GiB -> 6 GiB (unchanged)\n"
 
 
-def test_set_as_json_and_on_a_terminal(path: str) -> None:
+def test_set_as_json_and_on_a_terminal(path):
     answer = call("limits", "set", path, "--device", "0", "--memory", "unlimited", "--json")
     change = {"limit": "memory", "device": 0, "before": 8 * GIB, "after": None}
     assert json.loads(answer.stdout) == {
@@ -124,7 +119,7 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
     )
 
 
-def test_a_dry_run_changes_nothing_and_says_so(path: str) -> None:
+def test_a_dry_run_changes_nothing_and_says_so(path):
     before = Path(path).read_bytes()
     for arguments in (("--memory", "3g"), ("--sm", "20"), ("--sm", "70", "--device", "0")):
         answer = call("limits", "set", path, *arguments, "--dry-run")
@@ -135,7 +130,7 @@ def test_a_dry_run_changes_nothing_and_says_so(path: str) -> None:
         assert Path(path).read_bytes() == before
 
 
-def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
+def test_a_limit_below_usage_is_refused_unless_forced(path):
     """Two limits are checked before either is stored."""
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5 * GIB)
@@ -161,7 +156,7 @@ def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
         (("--device", "1", "--sm", "30", "--if-equals", "unlimited"), True),
     ],
 )
-def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, holds: bool) -> None:
+def test_if_equals_compares_and_sets(path, arguments, *, holds):
     before = Path(path).read_bytes()
     answer = call("limits", "set", path, *arguments)
     assert answer.returncode == (0 if holds else 3), answer.stderr
@@ -171,7 +166,7 @@ def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, h
 # ---- Several files ------------------------------------------------------------------------------
 
 
-def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Path) -> None:
+def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path):
     paths = []
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
@@ -204,7 +199,7 @@ def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Pat
     assert (all_there.returncode, all_there.stderr) == (0, "")
 
 
-def test_a_file_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
+def test_a_file_that_is_named_twice_is_changed_once(tmp_path):
     """Where containers can write the root, one may link its directory to another's."""
     (tmp_path / "victim").mkdir()
     path = made(tmp_path / "victim")
@@ -218,7 +213,7 @@ def test_a_file_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
     assert memory_limits(path)[0] == 4 * GIB
 
 
-def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_path):
     (tmp_path / "one").mkdir()
     paths = [made(tmp_path), str(tmp_path / "one" / "usage.cache")]
     hami.create_region(paths[1], memory_limits=(GIB,), uuids=("GPU-other",))
@@ -228,7 +223,7 @@ def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_p
     assert memory_limits(paths[0]) == (8 * GIB, 2 * GIB)
 
 
-def test_a_limit_below_16_mib_needs_force(path: str) -> None:
+def test_a_limit_below_16_mib_needs_force(path):
     tiny = ("limits", "set", path, "--device", "0", "--memory", "8KiB")
     answer = call(*tiny)
     assert (answer.returncode, answer.stdout) == (2, "")
@@ -239,7 +234,7 @@ def test_a_limit_below_16_mib_needs_force(path: str) -> None:
     assert memory_limits(path)[0] == 8192
 
 
-def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path: str) -> None:
+def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path):
     for words, value in ((("--memory", "6GiB"), "6GiB"), (("--memory", "unlimited"), "unlimited")):
         answer = call("limits", "set", path, *words)
         assert (answer.returncode, answer.stdout) == (2, "")
@@ -260,7 +255,7 @@ def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path: str)
     assert answer.stdout.count("6 GiB -> 7 GiB (raised)") == 2
 
 
-def test_the_undo_that_is_printed_takes_an_edit_back(path: str) -> None:
+def test_the_undo_that_is_printed_takes_an_edit_back(path):
     lower = call("limits", "set", path, "--force", "--memory", "8KiB", "--device", "1")
     back = [lower, call("limits", "set", path, "--memory", "1GiB", "--device", "1")]
     for answer, limit in ((back[1], 8192), (back[0], 4 * GIB)):
@@ -272,7 +267,7 @@ def test_the_undo_that_is_printed_takes_an_edit_back(path: str) -> None:
 # ---- Wrong usage --------------------------------------------------------------------------------
 
 
-def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path: str) -> None:
+def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path):
     before = Path(path).read_bytes()
     for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
         answer = call("limits", "set", path, "--device", "5", *arguments)
@@ -283,9 +278,7 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(pat
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 
 
-def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
-    path: str,
-) -> None:
+def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(path):
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 3 * GIB)
         below = call("limits", "set", path, "--device", "0", "--memory", "1GiB")
@@ -304,9 +297,7 @@ def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
 
 
 @pytest.fixture
-def shared(
-    tmp_path: Path, fake_driver: FakeDriver
-) -> tuple[PlanScene, SceneContainer, SceneContainer]:
+def shared(tmp_path, fake_driver) -> tuple[PlanScene, SceneContainer, SceneContainer]:
     """Two containers with 8 GiB each on a GPU of 24 GiB."""
     fake_driver.play(f"device 0 {UUIDS[0]} {24 * GIB} 0 0 0 A30")
     scene = PlanScene(tmp_path)
@@ -322,9 +313,7 @@ def set_on_card(scene: PlanScene, driver: FakeDriver, *words: str) -> tuple[int,
     return answer.returncode, answer.stderr
 
 
-def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
-    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
-) -> None:
+def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(shared, fake_driver):
     scene, a, b = shared
     code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
     assert code == 3
@@ -344,9 +333,7 @@ def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
     assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
 
 
-def test_a_raise_says_so_if_the_card_s_memory_is_not_known(
-    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
-) -> None:
+def test_a_raise_says_so_if_the_card_s_memory_is_not_known(shared, fake_driver):
     scene, a, _ = shared
     fake_driver.play("error nvmlInitWithFlags 9")
     code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
@@ -374,9 +361,7 @@ main()
 """
 
 
-def test_a_raise_that_fails_leaves_room_for_the_next_container(
-    shared: tuple[PlanScene, SceneContainer, SceneContainer], fake_driver: FakeDriver
-) -> None:
+def test_a_raise_that_fails_leaves_room_for_the_next_container(shared, fake_driver):
     scene, a, b = shared
     words = ("limits", "set", "--all", "*", "--memory", "13GiB", *scene.options)
     answer = subprocess.run(

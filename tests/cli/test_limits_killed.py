@@ -1,21 +1,16 @@
 """`hamiregion limits set` under kill -9: a file is changed wholly or not at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 
 from libhamiregion import create_region, edits, open_region
 from libhamiregion._core import lib
 from libhamiregion.cli.app import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GIB = 1 << 30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
@@ -68,7 +63,7 @@ def call(edit: Callable[..., int], *words: str) -> NoReturn:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before a store", "after a store"])
-def test_both_limits_of_a_file_are_changed_or_neither(tmp_path: Path, before: bool) -> None:
+def test_both_limits_of_a_file_are_changed_or_neither(tmp_path, before):
     for number in range(1, 10):
         path = str(tmp_path / f"{number}.cache")
         create_region(path, memory_limits=(8 * GIB, 4 * GIB), sm_limits=(50,), uuids=UUIDS)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kubernetes.server import FakeApi
 from support.command_line import COMMAND, Terminal, call, environment, start
 from support.node_scene import GIB
 from support.plan_scene import PlanScene, plan_yaml
@@ -32,7 +31,7 @@ some rules choose no container of this node (rules[2])
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanScene:
+def scene(tmp_path, monkeypatch) -> PlanScene:
     scene = PlanScene(tmp_path)
     monkeypatch.setenv("HAMIREGION_STATE", os.fspath(scene.state))
     monkeypatch.delenv("NODE_NAME", raising=False)
@@ -40,7 +39,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanScene:
 
 
 @pytest.fixture
-def full_scene(scene: PlanScene) -> PlanScene:
+def full_scene(scene) -> PlanScene:
     """A container with a region and one without; a plan with a rule that chooses neither."""
     scene.container()
     (scene.root / f"{UID}_empty").mkdir()
@@ -68,7 +67,7 @@ def answer_of(verb: str, scene: PlanScene, *arguments: str) -> Any:
 # ---- diff -------------------------------------------------------------------------------
 
 
-def test_diff_and_a_dry_run_show_what_would_change_and_write_nothing(full_scene: PlanScene) -> None:
+def test_diff_and_a_dry_run_show_what_would_change_and_write_nothing(full_scene):
     before = {path: path.read_bytes() for path in full_scene.root.rglob("*.cache")}
     shown, dry = limits("diff", full_scene), limits("apply", full_scene, "--dry-run")
     assert (shown.returncode, shown.stdout) == (3, DIFF), shown.stderr
@@ -85,7 +84,7 @@ def test_diff_and_a_dry_run_show_what_would_change_and_write_nothing(full_scene:
     assert limits("apply", full_scene, "--dry-run").returncode == 0
 
 
-def test_diff_as_json(full_scene: PlanScene) -> None:
+def test_diff_as_json(full_scene):
     answer = answer_of("diff", full_scene)
     (change,) = answer["changes"]
     names = ("namespace", "pod", "container", "refused")
@@ -103,9 +102,7 @@ def test_diff_as_json(full_scene: PlanScene) -> None:
     assert (answer["unused_rules"], answer["problems"]) == ([2], {})
 
 
-def test_a_node_on_the_plan_needs_no_change_and_equal_devices_share_a_line(
-    scene: PlanScene,
-) -> None:
+def test_a_node_on_the_plan_needs_no_change_and_equal_devices_share_a_line(scene):
     scene.container(memory_limits=("8GiB",) * 16, uuids=())
     scene.plan_file("{select: {}, set: {priority: 1}}")
     answer = limits("diff", scene)
@@ -126,7 +123,7 @@ def test_a_node_on_the_plan_needs_no_change_and_equal_devices_share_a_line(
 # ---- what is wrong --------------------------------------------------------------------------
 
 
-def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene: PlanScene) -> None:
+def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene):
     region = scene.container()
     before = region.content()
     path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
@@ -139,7 +136,7 @@ def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene: PlanSc
     assert region.content() == before
 
 
-def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
+def test_what_cannot_be_done_is_said(scene):
     path = str(scene.plan_file(SIX))
     nowhere = "/nowhere/plan.yaml"
     for words, code, said in (
@@ -158,9 +155,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
 # ---- apply ----------------------------------------------------------------------------------
 
 
-def test_apply_makes_the_diff_true_and_says_how_to_undo_it(
-    full_scene: PlanScene, tmp_path: Path
-) -> None:
+def test_apply_makes_the_diff_true_and_says_how_to_undo_it(full_scene, tmp_path):
     (path,) = full_scene.root.rglob("*.cache")
     before = path.read_bytes()
     undo = tmp_path / "undo.yaml"
@@ -179,7 +174,7 @@ def test_apply_makes_the_diff_true_and_says_how_to_undo_it(
     assert (again["dry_run"], len(again["changes"])) == (False, 1)
 
 
-def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
+def test_a_limit_below_use_is_refused_unless_forced(scene):
     region = scene.container()
     region.add_process(1, {0: 7 * GIB})
     scene.plan_file(SIX)
@@ -198,14 +193,13 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict[str, Any]]:
-    assert process.stderr is not None
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["event"] != until:
         seen.append(json.loads(process.stderr.readline()))
     return seen
 
 
-def test_a_limit_that_an_agent_keeps_is_named_with_its_rule(scene: PlanScene) -> None:
+def test_a_limit_that_an_agent_keeps_is_named_with_its_rule(scene):
     region = scene.container()
     path = scene.plan_file(SIX)
     process = start("agent", "--plan", str(path), *scene.options, "--json")
@@ -229,7 +223,7 @@ def test_a_limit_that_an_agent_keeps_is_named_with_its_rule(scene: PlanScene) ->
     assert "kept" not in call("limits", "get", "research/bert-0", *scene.options).stdout
 
 
-def test_limits_set_writes_a_plan_that_undoes_it(scene: PlanScene, tmp_path: Path) -> None:
+def test_limits_set_writes_a_plan_that_undoes_it(scene, tmp_path):
     region, undo = scene.container(), tmp_path / "undo.yaml"
     before = region.content()
     edit = ("limits", "set", "bert-0", *scene.options, "--memory", "50%", "--sm", "30")
@@ -255,7 +249,7 @@ def test_limits_set_writes_a_plan_that_undoes_it(scene: PlanScene, tmp_path: Pat
     assert call("limits", "set", "bert-0", *options, "--dry-run").returncode == 2
 
 
-def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:
+def test_annotations_of_pods_are_a_plan(scene, api, tmp_path):
     region = scene.container(pod_uid=UID)
     api.put("bert-0", UID, {"hamiregion.io/memory-limit": "6GiB"})
     api.put("bert-1", "8" * 32, {"hamiregion.io/sm-limit": "none"})

@@ -1,9 +1,7 @@
 """Names of containers: what is printed can be typed."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -22,10 +20,6 @@ from libhamiregion.cli.tables import Table
 from libhamiregion.observation.containers import Container
 from libhamiregion.observation.names import ClaimName, ContainerId, PodName
 from libhamiregion.testing import FakeNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 UIDS = [f"{digit}" * 8 + "-0000-4000-8000-" + f"{digit}" * 12 for digit in "123"]
 # Few, so that they meet; the last ones are as hostile as a directory's name can be.
@@ -59,14 +53,14 @@ NODES = st.lists(
 
 
 @given(NODES)
-def test_each_name_that_is_written_is_read_as_its_container(node: list[Container]) -> None:
+def test_each_name_that_is_written_is_read_as_its_container(node):
     for each, text in name_texts(node).items():
         if not text.startswith("/"):
             assert containers_of(text, None, node)[0] == [each], text
 
 
 @given(NODES)
-def test_each_name_in_a_pipe_is_read_as_its_container(node: list[Container]) -> None:
+def test_each_name_in_a_pipe_is_read_as_its_container(node):
     rows = [Names(**names_of(each)) for each in node]
     columns = [each for each in name_columns(node) if each.on == "pipe"]
     lines = Table(columns, rows).text().splitlines()[1:]
@@ -76,7 +70,7 @@ def test_each_name_in_a_pipe_is_read_as_its_container(node: list[Container]) -> 
         assert pod == "-" or any(each in reading for reading in found), line
 
 
-def test_a_name_tells_pods_of_one_name_claims_and_ids_apart() -> None:
+def test_a_name_tells_pods_of_one_name_claims_and_ids_apart():
     known = PodName("research", "bert-0", "train")
     node = [
         container(1, UIDS[0], "train", known, None, False),
@@ -94,7 +88,7 @@ def test_a_name_tells_pods_of_one_name_claims_and_ids_apart() -> None:
     ]
 
 
-def test_an_unknown_name_is_answered_with_what_is_near_it() -> None:
+def test_an_unknown_name_is_answered_with_what_is_near_it():
     node = [
         container(at, UIDS[at % 3], "main", PodName(namespace, pod, "main"), None, False)
         for at, (namespace, pod) in enumerate(
@@ -114,7 +108,7 @@ def test_an_unknown_name_is_answered_with_what_is_near_it() -> None:
     assert "hamiregion containers" in unknown_name("zzz", None, node)
 
 
-def test_a_claim_of_several_pods_is_named_as_tables_show_it() -> None:
+def test_a_claim_of_several_pods_is_named_as_tables_show_it():
     claim = container(1, None, "shared", PodName("research", None, "shared"), None, True)
     pod = container(2, UIDS[0], "train", PodName("research", "bert-0", "train"), None, False)
     (shown,) = (
@@ -128,7 +122,7 @@ def test_a_claim_of_several_pods_is_named_as_tables_show_it() -> None:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeNode]:
+def fake(tmp_path) -> Iterator[FakeNode]:
     with FakeNode(tmp_path / "node") as node:
         node.add("main", pod="etl-7", namespace="batch", processes=0)
         node.add("etl-7", pod="batch", namespace="other", processes=0)
@@ -141,7 +135,7 @@ def asked(fake: FakeNode, *words: str) -> tuple[int, str, str]:
     return answer.returncode, answer.stdout, answer.stderr
 
 
-def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake: FakeNode) -> None:
+def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake):
     _, out, _ = asked(fake, "containers")
     rows = [line.split()[:2] for line in out.splitlines()[1:]]
     assert len(rows) == 3
@@ -158,7 +152,7 @@ def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake: FakeNod
         assert asked(fake, *dry_run)[0] == 0
 
 
-def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake: FakeNode) -> None:
+def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake):
     code, out, err = asked(fake, "limits", "get", "batch/etl-7")
     assert (code, err) == (0, "")
     assert "batch/etl-7/main:\n" in out
@@ -170,9 +164,7 @@ def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake: Fa
     assert (code, out.count(" -> ")) == (0, 1)
 
 
-def test_verbs_about_a_node_take_names_namespaces_and_a_watch_without_a_number(
-    fake: FakeNode,
-) -> None:
+def test_verbs_about_a_node_take_names_namespaces_and_a_watch_without_a_number(fake):
     for verb in ("ps", "containers", "top", "doctor"):
         code, out, err = asked(fake, verb, "-n", "research", "bert-0", "--json")
         assert code in {0, 3}, err

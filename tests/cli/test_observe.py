@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_nvml.scenes import GPU, OTHER
-from support.cli_scene import POD_LONG, Scene
+from support.cli_scene import POD_LONG
 from support.command_line import COMMAND, call
 from support.containers import needs_namespaces
 from support.exporter_process import exporter_process
@@ -25,7 +25,7 @@ SECRETS = (POD_LONG, "bert-0", "research", "train", GPU, OTHER, "/tmp")
 
 
 @pytest.fixture(scope="module")
-def document(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def document(scene, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("document") / "node.json"
     written = scene.run("observe")
     assert written.returncode == 0, written.stderr
@@ -48,9 +48,7 @@ def without_time(text: str) -> Any:
 @pytest.mark.parametrize(
     "words", [("ps",), ("ps", "-o", "wide", "--sort", "memory"), ("top",), ("containers",)]
 )
-def test_a_document_shows_what_its_node_showed(
-    scene: Scene, document: Path, words: tuple[str, ...]
-) -> None:
+def test_a_document_shows_what_its_node_showed(scene, document, words):
     verb, *options = words
     live = scene.run(verb, *options)
     assert shown(verb, "--from", str(document), *options) == live.stdout
@@ -58,7 +56,7 @@ def test_a_document_shows_what_its_node_showed(
     assert without_time(again) == without_time(scene.run(verb, "--json").stdout)
 
 
-def test_a_document_is_diagnosed_as_its_node(scene: Scene, document: Path) -> None:
+def test_a_document_is_diagnosed_as_its_node(scene, document):
     live = scene.run("doctor")
     answer = call("doctor", "--from", str(document))
     assert answer.returncode == live.returncode == 3
@@ -82,9 +80,7 @@ def series_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--hami-version", "2.10")])
-def test_a_document_is_exported_as_its_node(
-    scene: Scene, document: Path, options: tuple[str, ...]
-) -> None:
+def test_a_document_is_exported_as_its_node(scene, document, options):
     live = scene.run("exporter", "--once", *options)
     answer = call("exporter", "--once", "--from", str(document), *options)
     assert (answer.returncode, live.returncode) == (0, 0), answer.stderr
@@ -93,9 +89,7 @@ def test_a_document_is_exported_as_its_node(
 
 
 @pytest.mark.parametrize("name", ["bert-0", POD_LONG])
-def test_a_container_of_a_document_is_shown_as_on_its_node(
-    scene: Scene, document: Path, name: str
-) -> None:
+def test_a_container_of_a_document_is_shown_as_on_its_node(scene, document, name):
     live = call(*scene.arguments("show", name, "-A"))
     answer = call("show", "--from", str(document), name, "-A")
     assert answer.returncode == 0, answer.stderr
@@ -116,7 +110,7 @@ def test_a_container_of_a_document_is_shown_as_on_its_node(
         assert reason in answer.stderr
 
 
-def test_an_exporter_serves_no_document(document: Path) -> None:
+def test_an_exporter_serves_no_document(document):
     answer = call("exporter", "--from", str(document))
     assert answer.returncode == 2
     assert "--from goes with --once" in answer.stderr
@@ -125,7 +119,7 @@ def test_an_exporter_serves_no_document(document: Path) -> None:
     assert "--listen needs a node" in answer.stderr
 
 
-def test_a_selection_holds_for_a_document(document: Path) -> None:
+def test_a_selection_holds_for_a_document(document):
     found = json.loads(shown("ps", "--from", str(document), "--pod", "bert-*", "--json"))
     assert {each["pod"] for each in found["processes"]} == {"bert-0"}
     answer = call("containers", "--from", str(document), "--pod", "gpt-*")
@@ -133,9 +127,7 @@ def test_a_selection_holds_for_a_document(document: Path) -> None:
     assert "research/bert-0" in answer.stderr
 
 
-def test_a_redacted_document_has_no_names_and_the_same_figures(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_a_redacted_document_has_no_names_and_the_same_figures(scene, tmp_path):
     path = tmp_path / "node.json"
     path.write_text(scene.run("observe", "--redact").stdout)
     text = path.read_text()
@@ -149,20 +141,20 @@ def test_a_redacted_document_has_no_names_and_the_same_figures(
 
 
 @pytest.mark.parametrize("option", ["--root=/tmp", "--proc=/proc", "--no-driver", "--watch=1"])
-def test_what_needs_a_node_is_refused_by_name(document: Path, option: str) -> None:
+def test_what_needs_a_node_is_refused_by_name(document, option):
     answer = call("ps", "--from", str(document), option)
     assert answer.returncode == 2
     assert f"{option.partition('=')[0]} needs a node" in answer.stderr
 
 
 @pytest.mark.parametrize("verb", ["record", "agent"])
-def test_a_verb_that_reads_no_document_says_so(document: Path, verb: str) -> None:
+def test_a_verb_that_reads_no_document_says_so(document, verb):
     answer = call(verb, "--from", str(document))
     assert answer.returncode == 2
     assert "--from" in answer.stderr
 
 
-def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_document_is_refused(tmp_path):
     path = tmp_path / "node.json"
     for text in ("", "[" * 100_000, '{"schema": "hamiregion/containers/1"}', "NaN"):
         path.write_text(text)
@@ -193,14 +185,14 @@ def lines_of(**documents: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> str:
+def empty(tmp_path_factory) -> str:
     """A node without containers."""
     root = tmp_path_factory.mktemp("empty")
     return call("observe", "--no-driver", "--root", str(root)).stdout
 
 
 @pytest.mark.parametrize("verb", ["ps", "containers"])
-def test_documents_of_several_nodes_are_one_table(document: Path, verb: str) -> None:
+def test_documents_of_several_nodes_are_one_table(document, verb):
     text = document.read_text()
     answer = from_stdin(lines_of(a=text, b=text), verb)
     assert answer.returncode == 0, answer.stderr
@@ -220,7 +212,7 @@ def test_documents_of_several_nodes_are_one_table(document: Path, verb: str) -> 
     assert json.loads(objects[1])["answer"] == alone
 
 
-def test_top_of_several_nodes_has_their_gpus_and_no_keys(document: Path) -> None:
+def test_top_of_several_nodes_has_their_gpus_and_no_keys(document):
     text = document.read_text()
     answer = from_stdin(lines_of(a=text, b=text), "top")
     tables = [block.splitlines()[0].split()[:2] for block in answer.stdout.split("\n\n")]
@@ -229,7 +221,7 @@ def test_top_of_several_nodes_has_their_gpus_and_no_keys(document: Path) -> None
     assert "[q]" not in answer.stdout
 
 
-def test_a_selection_is_of_all_nodes_together(document: Path, empty: str) -> None:
+def test_a_selection_is_of_all_nodes_together(document, empty):
     lines = lines_of(a=document.read_text(), b=empty)
     answer = from_stdin(lines, "containers", "--pod", "bert-0")
     assert answer.returncode == 0, answer.stderr
@@ -239,7 +231,7 @@ def test_a_selection_is_of_all_nodes_together(document: Path, empty: str) -> Non
     assert "no container is selected" in answer.stderr
 
 
-def test_a_node_that_cannot_be_shown_is_named(document: Path, tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_shown_is_named(document, tmp_path):
     text = document.read_text()
     unreadable = call("observe", "--no-driver", "--root", str(tmp_path / "none")).stdout
     answer = from_stdin(lines_of(a=text, b='{"schema": "other"}', c=unreadable), "ps")
@@ -253,7 +245,7 @@ def test_a_node_that_cannot_be_shown_is_named(document: Path, tmp_path: Path) ->
         assert "Error: stdin" in answer.stderr
 
 
-def test_documents_that_are_too_long_together_are_named() -> None:
+def test_documents_that_are_too_long_together_are_named():
     size = MAX_LINES_BYTES // 2
     lines = [b'{"node": "%s", "observation": {}}' % node + b" " * size for node in (b"a", b"b")]
     reasons = [str(error) for _, error in from_lines(lines)]
@@ -265,7 +257,7 @@ def test_documents_that_are_too_long_together_are_named() -> None:
 
 
 @pytest.fixture(scope="module")
-def service(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def service(scene, tmp_path_factory) -> Iterator[dict[str, str]]:
     """The environment in the pod of an exporter of the scene."""
     path = tmp_path_factory.mktemp("service") / "observe.sock"
     env = {VARIABLE: str(path), **scene.driver.environment()}
@@ -277,17 +269,13 @@ def service(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.mark.parametrize(
     "words", [("ps",), ("containers",), ("top",), ("ps", "--pod", "bert-*", "-o", "wide")]
 )
-def test_in_a_pod_verbs_show_what_the_service_sees(
-    scene: Scene, service: dict[str, str], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_pod_verbs_show_what_the_service_sees(scene, service, words, monkeypatch):
     live = scene.run(*words).stdout
     monkeypatch.setenv(VARIABLE, service[VARIABLE])
     assert shown(*words) == live
 
 
-def test_in_a_pod_an_observation_is_the_services(
-    scene: Scene, service: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_pod_an_observation_is_the_services(scene, service, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, service[VARIABLE])
     text = shown("observe")
     assert text.count("\n") == 1
@@ -300,9 +288,7 @@ def test_in_a_pod_an_observation_is_the_services(
     assert "research" not in shown("observe", "--no-driver")
 
 
-def test_a_service_that_has_ended_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_has_ended_is_an_error(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))
     monkeypatch.setenv(VARIABLE, str(tmp_path / "left"))
@@ -312,12 +298,11 @@ def test_a_service_that_has_ended_is_an_error(
         assert "gives no document: Connection refused" in answer.stderr
 
 
-def test_a_watched_observation_is_a_line_each_time(service: dict[str, str]) -> None:
+def test_a_watched_observation_is_a_line_each_time(service):
     env = {**os.environ, **service}
     with subprocess.Popen(
         [*COMMAND, "observe", "--watch=0.1"], env=env, stdout=subprocess.PIPE, text=True
     ) as watching:
-        assert watching.stdout is not None
         first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
         assert first["schema"] == second["schema"]
         watching.terminate()

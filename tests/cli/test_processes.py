@@ -8,19 +8,13 @@ import re
 import sys
 import termios
 from collections.abc import Iterator
-from pathlib import Path
 
 import attrs
 import pytest
 from fake_nvml.scenes import GPU, MIB
 from rich.console import Console
 from support.cli_scene import POD_LONG, Scene, table
-from support.command_line import (
-    ESCAPES,
-    Terminal,
-    call,
-    interrupt,
-)
+from support.command_line import ESCAPES, Terminal, call, interrupt
 from support.command_line import start as start_command
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
@@ -33,7 +27,7 @@ from libhamiregion.cli.processes import Top, TopKeys, process_page
 from libhamiregion.cli.tables import Page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.cli.views import NodeView, Replay
-from libhamiregion.node import Observation, Selector
+from libhamiregion.node import Selector
 from libhamiregion.observation.share import Share
 from libhamiregion.observation.without_region import explained
 from libhamiregion.testing import FakeNode
@@ -62,7 +56,7 @@ def text_of(page: Page, columns: int, rows: int = 60, *, live: bool = False) -> 
     return screen.file.getvalue()
 
 
-def test_every_width_shows_what_fits(scene: Scene) -> None:
+def test_every_width_shows_what_fits(scene):
     """The namespace and whole figures from 80 columns on; the uuids where there is room."""
     place = place_of(scene)
     with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
@@ -102,7 +96,7 @@ def bars(line: str) -> list[str]:
     return re.findall("[━╸─┃]{4,}", line)
 
 
-def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene: Scene) -> None:
+def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene):
     widths = []
     for columns in (80, 116, 130, 200):
         lines = drawn(scene, columns)
@@ -136,9 +130,7 @@ def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene
         pytest.param(seen(entry(1, share=Share()), listed=()), "CUDA not used yet", id="idle"),
     ],
 )
-def test_a_container_without_a_region_has_the_driver_s_figures(
-    observation: Observation, reason: str
-) -> None:
+def test_a_container_without_a_region_has_the_driver_s_figures(observation, reason):
     observation = attrs.evolve(observation, snapshot=explained(observation))
     view = NodeView(Replay(observation), Selector(), NodeChoice((), "", "", None, None, None))
     page = Top(view).page(TopKeys("memory"))
@@ -151,12 +143,12 @@ def test_a_container_without_a_region_has_the_driver_s_figures(
     assert reason not in text_of(Top(view).page(TopKeys("sm", filter="nosuch")), 80, live=True)
 
 
-def test_top_has_the_last_samples_of_each_container(scene: Scene) -> None:
+def test_top_has_the_last_samples_of_each_container(scene):
     (line, *_) = [line for line in drawn(scene, 130, looks=3) if "bert-0" in line]
     assert line.rstrip().endswith("▄▄▄")
 
 
-def test_top_without_the_driver_has_its_limits_and_no_empty_columns(scene: Scene) -> None:
+def test_top_without_the_driver_has_its_limits_and_no_empty_columns(scene):
     lines = drawn(scene, 130, driver=False)
     text = "\n".join(lines)
     assert "driver" not in text.partition("processes of")[0]
@@ -164,7 +156,7 @@ def test_top_without_the_driver_has_its_limits_and_no_empty_columns(scene: Scene
     assert "unlimited" in text
 
 
-def test_a_device_that_is_chosen_is_the_one_that_has_a_row(scene: Scene) -> None:
+def test_a_device_that_is_chosen_is_the_one_that_has_a_row(scene):
     place = place_of(scene)
     with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
         observation = observer.observe()
@@ -180,7 +172,7 @@ def test_a_device_that_is_chosen_is_the_one_that_has_a_row(scene: Scene) -> None
 # ---- Again and again ----------------------------------------------------------------------------
 
 
-def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path):
     """One object per line, in which processes, containers and directories come and go."""
     with NodeScene(tmp_path) as node:
         later = tmp_path / "later"
@@ -221,7 +213,7 @@ def pictures(screen: str) -> list[str]:
     return ESCAPES.sub("", screen).split("[q] quit")[:-1]
 
 
-def test_top_in_a_pipe_is_ps_by_memory(scene: Scene) -> None:
+def test_top_in_a_pipe_is_ps_by_memory(scene):
     answer = scene.run("top", "--namespace", "*")
     assert answer.returncode == 0, answer.stderr
     rows = table(answer.stdout)
@@ -231,9 +223,7 @@ def test_top_in_a_pipe_is_ps_by_memory(scene: Scene) -> None:
     assert found["processes"][0]["pod"] == POD_LONG
 
 
-def test_top_once_shows_one_picture_without_keys_also_of_a_document(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_top_once_shows_one_picture_without_keys_also_of_a_document(scene, tmp_path):
     """With --watch it would have no meaning."""
     (tmp_path / "node.json").write_text(scene.run("observe").stdout)
     arguments = scene.arguments("top", "--once", "--namespace", "*")
@@ -250,7 +240,7 @@ def test_top_once_shows_one_picture_without_keys_also_of_a_document(
     assert scene.run("top", "--once", "--watch").returncode == 2
 
 
-def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: Scene) -> None:
+def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene):
     arguments = scene.arguments("top", "--namespace", "*")
     with Terminal(*arguments, env=scene.driver.environment(), columns=130) as terminal:
         before = termios.tcgetattr(terminal.master)
@@ -281,7 +271,7 @@ def picture(top: Top, keys: TopKeys, columns: int, rows: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeView]:
+def crowded(tmp_path_factory) -> Iterator[NodeView]:
     """A node with 301 containers; a process of one is dead."""
     directory = tmp_path_factory.mktemp("crowded") / "node"
     with FakeNode(directory, containers=300, shared_processes=True) as fake:
@@ -294,9 +284,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeView]:
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50)])
-def test_top_beside_300_containers_scrolls_and_filters(
-    crowded: NodeView, columns: int, rows: int
-) -> None:
+def test_top_beside_300_containers_scrolls_and_filters(crowded, columns, rows):
     top = Top(crowded)
     keys = TopKeys("name")
     lines = picture(top, keys, columns, rows)
@@ -332,7 +320,7 @@ def test_top_beside_300_containers_scrolls_and_filters(
     assert "302 processes" in picture(top, keys, columns, rows)[-2]
 
 
-def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
+def test_a_picture_has_one_line_for_all_notes(scene):
     place = place_of(scene)
     with DriverChoice(True, None).observe(place) as observer:
         top = Top(NodeView(observer, Selector(), place))
@@ -346,7 +334,7 @@ def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path):
     with NodeScene(tmp_path) as node:
         for _ in range(3):
             pod = node.container(uuids=[GPU])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml.driver import STATE, FakeDriver
+from fake_nvml.driver import STATE
 from fake_nvml.scenes import CARD, GPU
 from support.answers import check_answer
 from support.command_line import call, start
@@ -24,10 +24,7 @@ from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 from typing_extensions import Self
 
-from libhamiregion.report import (
-    Recording,
-    RecordingWriter,
-)
+from libhamiregion.report import Recording, RecordingWriter
 
 MIB = 1 << 20
 SPAN = (0, 2**60)
@@ -36,7 +33,7 @@ scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     return tmp_path / "node.db"
 
 
@@ -49,7 +46,6 @@ class Recorded:
         self.seen: list[dict[str, Any]] = []
 
     def next(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.errors
         self.seen.append(json.loads(line))
@@ -62,7 +58,6 @@ class Recorded:
 
     @property
     def errors(self) -> str:
-        assert self.process.stderr is not None
         return self.process.stderr.read()
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -76,7 +71,6 @@ class Recorded:
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
             stream.close()
 
 
@@ -103,9 +97,7 @@ def set_used(file: RegionFile, nbytes: int) -> None:
     file.put("slot_used.total", nbytes)
 
 
-def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(
-    scene: NodeScene, path: Path
-) -> None:
+def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(scene, path):
     file = changing(scene)
     for end, code in (
         (signal.SIGKILL, -signal.SIGKILL),
@@ -135,7 +127,7 @@ def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(
     assert (row["memory_peak_bytes"], row["memory_limit_bytes"]) == (5 * GIB, 8 * GIB)
 
 
-def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
+def test_one_look_and_a_dry_run(scene, path):
     scene.container("train", memory_limits=[GIB])
     words = ("record", "--to", str(path), "--root", str(scene.root), "--no-driver")
     answer = call(*words, "--dry-run")
@@ -153,9 +145,7 @@ def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
 
 @needs_namespaces
 @needs_cgroups
-def test_a_node_without_hami_is_recorded_by_the_driver(
-    scene: NodeScene, path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_hami_is_recorded_by_the_driver(scene, path, fake_driver, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(scene.root),))
     monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
     for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
@@ -177,7 +167,7 @@ def test_a_node_without_hami_is_recorded_by_the_driver(
     assert [row["memory_peak_bytes"] for row in rows] == [5 * MIB]
 
 
-def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: Path) -> None:
+def test_a_dry_run_takes_the_files_that_a_run_takes(scene, tmp_path):
     empty, nowhere = tmp_path / "empty.db", tmp_path / "none" / "node.db"
     empty.touch()
     used = RecordingWriter(tmp_path / "used.db")
@@ -190,7 +180,7 @@ def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """A file system of 1 MiB."""
     directory = tmp_path / "small"
     directory.mkdir()
@@ -204,9 +194,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
-    scene: NodeScene, small_disk: Path
-) -> None:
+def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(scene, small_disk):
     file = changing(scene)
     path = small_disk / "node.db"
     with Recorded(scene, path) as recording:

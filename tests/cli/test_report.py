@@ -20,14 +20,14 @@ NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def day(tmp_path_factory: pytest.TempPathFactory) -> str:
+def day(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("day") / "node.db"
     record(path, tenants(), interval_s=900)
     return str(path)
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def utc(monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -41,7 +41,7 @@ def report(source: str, *more: str) -> str:
     return answer.stdout
 
 
-def test_plain_text_is_a_table_of_words(day: str) -> None:
+def test_plain_text_is_a_table_of_words(day):
     head, bill, table = report(day, "--namespace", "research").split("\n\n")
     assert head == "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 97 % recorded"
     assert [line.split()[0] for line in bill.splitlines()] == ["NAMESPACE", "research", "TOTAL"]
@@ -55,13 +55,13 @@ def test_plain_text_is_a_table_of_words(day: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_terminal_gets_bars(day: str) -> None:
+def test_a_terminal_gets_bars(day):
     terminal = on_terminal("report", "--from", day, *SPAN, "--by", "namespace", env={"TZ": "UTC"})
     assert "━" in terminal.text
     assert "research" in terminal.text
 
 
-def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
+def test_the_ending_of_the_file_is_its_format(day, tmp_path):
     for name, begins in (
         ("a.html", "<!DOCTYPE html>"),
         ("a.csv", "level,node,namespace,pod,container"),
@@ -73,7 +73,7 @@ def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
         assert path.read_text(encoding="utf-8").startswith(begins)
 
 
-def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None:
+def test_what_cannot_be_replaced_is_written_to(day, tmp_path):
     """A pipe, as of a shell's >(...)."""
     pipe = tmp_path / "pipe.csv"
     os.mkfifo(pipe)
@@ -85,14 +85,14 @@ def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
-def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
+def test_csv_on_stdout_has_its_line_ends(day):
     answer = run("report", "--from", day, *SPAN, "--format", "csv")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.count("\n") == 31
     assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
 
 
-def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day: str) -> None:
+def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day):
     words = ("--since", "6h", "--until", "2026-10-01T12:00Z", "--json", "--pod", "bert-*")
     document = json.loads(call("report", "--from", day, *words, "--headroom", "50").stdout)
     assert document["since_ms"] == (MIDNIGHT_S + DAY_S // 4) * 1000
@@ -101,7 +101,7 @@ def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day
 
 
 @pytest.fixture
-def minute(tmp_path: Path) -> str:
+def minute(tmp_path) -> str:
     """Begun a quarter of a minute before the end, as somebody does who tries it."""
     path = tmp_path / "young.db"
     begin_s = MIDNIGHT_S + 12 * 3600
@@ -116,7 +116,7 @@ def minute(tmp_path: Path) -> str:
 YOUNG = ("--since", "24h", "--until", "2026-10-01T12:00:15Z")
 
 
-def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minute: str) -> None:
+def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minute):
     said = json.loads(call("report", "--from", minute, *YOUNG, "--json").stdout)
     assert (said["since_ms"], said["recorded_ratio"]) == ((MIDNIGHT_S + 43_200) * 1000, 1)
     by_date = ("--since", "2026-09-30T12:00:15Z", *YOUNG[2:], "--json")
@@ -125,7 +125,7 @@ def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minut
     assert said["recorded_ratio"] < 0.001
 
 
-def test_a_report_leaves_nothing_beside_a_closed_recording(minute: str, tmp_path: Path) -> None:
+def test_a_report_leaves_nothing_beside_a_closed_recording(minute, tmp_path):
     there = set(tmp_path.iterdir())
     before = Path(minute).read_bytes()
     assert call("report", "--from", minute, *YOUNG).returncode == 0
@@ -140,7 +140,7 @@ def test_a_report_leaves_nothing_beside_a_closed_recording(minute: str, tmp_path
     assert call("report", "--from", minute, *YOUNG[:3], "2026-10-01T12:02Z").returncode == 0
 
 
-def test_what_was_seen_for_seconds_is_not_called_well_limited(minute: str, tmp_path: Path) -> None:
+def test_what_was_seen_for_seconds_is_not_called_well_limited(minute, tmp_path):
     page = tmp_path / "young.html"
     assert call("report", "--from", minute, *YOUNG, "--to", str(page)).returncode == 0
     text = page.read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ def test_what_was_seen_for_seconds_is_not_called_well_limited(minute: str, tmp_p
     assert "12:00:10" in text, "the axis has seconds"
 
 
-def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path) -> None:
+def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path):
     path, page = tmp_path / "old.db", tmp_path / "old.html"
     old, young = (
         Allocation("research", name, "train", name, 0, "GPU-1") for name in ("old-0", "young-0")
@@ -169,7 +169,7 @@ def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path)
     assert "1 allocation seen too shortly to say." in text
 
 
-def test_the_notes_of_a_report_are_in_it_or_on_stderr(tmp_path: Path) -> None:
+def test_the_notes_of_a_report_are_in_it_or_on_stderr(tmp_path):
     """Of two recordings, one has a gap."""
     words = []
     of = Allocation("research", "bert\x1b[2J", "train", "uid", 0, "GPU-1")
@@ -185,7 +185,7 @@ def test_the_notes_of_a_report_are_in_it_or_on_stderr(tmp_path: Path) -> None:
         assert "\x1b" not in answer.stdout + answer.stderr
 
 
-def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path: Path) -> None:
+def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path):
     words = []
     for node in ("a", "b"):
         path = tmp_path / f"{node}.db"
@@ -223,7 +223,7 @@ def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path: 
         (("--step", "60s"), 2, "--step"),
     ],
 )
-def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, said: str) -> None:
+def test_what_goes_wrong_is_said(day, words, code, said):
     answer = call("report", "--from", day, *words)
     assert (answer.returncode, answer.stdout) == (code, "")
     assert said in answer.stderr
@@ -240,12 +240,12 @@ def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, sa
         ("2026-09-30", "2026-09-30T00:00:00+00:00"),
     ],
 )
-def test_moments_are_read_as_people_type_them(typed: str, moment: str) -> None:
+def test_moments_are_read_as_people_type_them(typed, moment):
     assert parse_moment(typed, before=NOON).astimezone(dt.timezone.utc).isoformat() == moment
 
 
 @pytest.mark.parametrize("typed", ["", "h", "24", "-1h", "tomorrow", "2026-13-01", "9999999w"])
-def test_what_is_no_moment_is_refused(typed: str) -> None:
+def test_what_is_no_moment_is_refused(typed):
     with pytest.raises(ValueError, match="a date"):
         parse_moment(typed, before=NOON)
 
@@ -257,12 +257,12 @@ def test_what_is_no_moment_is_refused(typed: str) -> None:
         ("2026-03-31T23:59+00:00", "2026-02-01T00:00:00+00:00", "2026-03-01T00:00:00+00:00"),
     ],
 )
-def test_last_month_is_the_whole_month_before(today: str, begin: str, end: str) -> None:
+def test_last_month_is_the_whole_month_before(today, begin, end):
     span = parse_span("last-month", None, now=dt.datetime.fromisoformat(today))
     assert [each.astimezone(dt.timezone.utc).isoformat() for each in span] == [begin, end]
 
 
-def test_days_and_months_have_names() -> None:
+def test_days_and_months_have_names():
     for name, begin, end in (
         ("today", "2026-10-01T00:00:00+00:00", NOON.isoformat()),
         ("yesterday", "2026-09-30T00:00:00+00:00", "2026-10-01T00:00:00+00:00"),
@@ -273,7 +273,7 @@ def test_days_and_months_have_names() -> None:
         assert parse_span(name, "2026-10-01T06:00Z", now=NOON)[1].hour == 6
 
 
-def test_a_bill_has_shares_and_costs_in_every_form(day: str, tmp_path: Path) -> None:
+def test_a_bill_has_shares_and_costs_in_every_form(day, tmp_path):
     prices = tmp_path / "prices"
     prices.write_text("# an hour\nA100 = 3.00\nA100-SXM4-80GB = 2.10  # the longer name counts\n")
     words = ("--price", str(prices), "--by", "pod", "--namespace", "inference")
@@ -293,9 +293,7 @@ def test_a_bill_has_shares_and_costs_in_every_form(day: str, tmp_path: Path) -> 
     assert dear["total"]["cost_used"] == pytest.approx(2 * total["cost_used"])
 
 
-def test_last_month_is_a_month_of_local_time_also_when_the_clocks_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_last_month_is_a_month_of_local_time_also_when_the_clocks_change(monkeypatch):
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
     time.tzset()
     now = dt.datetime.fromisoformat("2026-11-05T12:00+00:00")

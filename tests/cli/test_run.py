@@ -1,25 +1,19 @@
 """`hamiregion run`: what the program gets, and that it is what it would be without."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
 from support.command_line import Terminal
-from support.run_scene import REGION, variables
+from support.run_scene import REGION, RunScene, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    from support.run_scene import RunScene
 
 SHOW = ("sh", "-c", f'cat "${REGION}" >"$COPY"; env')
 CHILDREN = "cat /proc/$$/task/$$/children"
@@ -35,9 +29,7 @@ def region_of_a_run(runs: RunScene, tmp_path: Path, *options: str) -> hami.Regio
         return region.snapshot()
 
 
-def test_the_program_has_a_region_with_the_gpus_and_the_limits(
-    runs: RunScene, tmp_path: Path
-) -> None:
+def test_the_program_has_a_region_with_the_gpus_and_the_limits(runs, tmp_path):
     options = ("--memory", "4GiB", "--memory", f"{gpu_uuid(1)}=25%", "--sm", "0=50")
     seen = region_of_a_run(runs, tmp_path, *options, "--priority", "0")
     assert [device.uuid for device in seen.devices] == [gpu_uuid(0), gpu_uuid(1)]
@@ -47,7 +39,7 @@ def test_the_program_has_a_region_with_the_gpus_and_the_limits(
 
 
 @pytest.mark.slow
-def test_what_the_loader_is_told_already_is_kept(runs: RunScene, tmp_path: Path) -> None:
+def test_what_the_loader_is_told_already_is_kept(runs, tmp_path):
     before = {"LD_LIBRARY_PATH": f"{tmp_path}::/nowhere", "LD_PRELOAD": "libc.so.6 libm.so.6"}
     found = variables(runs.run("--", "env", "-0", **before).stdout)
     ours, *rest = found["LD_LIBRARY_PATH"].split(":")
@@ -62,7 +54,7 @@ def test_what_the_loader_is_told_already_is_kept(runs: RunScene, tmp_path: Path)
     assert found["LD_LIBRARY_PATH"] == f"{runs.driver}:{tmp_path}::/nowhere"
 
 
-def test_nothing_else_of_the_environment_is_changed(runs: RunScene) -> None:
+def test_nothing_else_of_the_environment_is_changed(runs):
     before = runs.environment()
     after = variables(runs.run("--on-error", "open", "--", "env", "-0").stdout)
     assert after.keys() - before.keys() == {
@@ -75,7 +67,7 @@ def test_nothing_else_of_the_environment_is_changed(runs: RunScene) -> None:
     assert {name: after.get(name) for name in before} == before
 
 
-def test_nvml_shows_the_budget_to_nvidia_ml_py(runs: RunScene) -> None:
+def test_nvml_shows_the_budget_to_nvidia_ml_py(runs):
     asks = (
         "import pynvml as n; n.nvmlInit()\n"
         "print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(1)).total)"
@@ -89,7 +81,7 @@ def test_nvml_shows_the_budget_to_nvidia_ml_py(runs: RunScene) -> None:
 
 
 @pytest.mark.slow
-def test_the_exit_code_is_the_programs(runs: RunScene) -> None:
+def test_the_exit_code_is_the_programs(runs):
     for code in (0, 7, 255):
         assert runs.run("sh", "-c", f"exit {code}").returncode == code
     killed = runs.run("--", "sh", "-c", "kill -KILL $$")
@@ -107,9 +99,7 @@ def test_the_exit_code_is_the_programs(runs: RunScene) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(
-    runs: RunScene, tmp_path: Path
-) -> None:
+def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(runs, tmp_path):
     text = tmp_path / "text"
     text.write_text("words\n")
     for mode, code, why in (
@@ -130,10 +120,9 @@ def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(
     assert note == f"Note: the region stays: {runs.base / name / 'region.cache'}"
 
 
-def test_the_command_becomes_the_program(runs: RunScene) -> None:
+def test_the_command_becomes_the_program(runs):
     """So the same parent, group, session, and no child that it did not start itself."""
     with runs.start("--", "sh", "-c", f"echo $$; {CHILDREN}; echo; read line") as process:
-        assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         # The cat is the only one.
         (only,) = process.stdout.readline().split()
@@ -142,7 +131,7 @@ def test_the_command_becomes_the_program(runs: RunScene) -> None:
         process.communicate("\n")
 
 
-def test_the_program_inherits_nothing_that_the_command_needed(runs: RunScene) -> None:
+def test_the_program_inherits_nothing_that_the_command_needed(runs):
     """No descriptor, no signal that is ignored or blocked."""
     script = "ls /proc/$$/fd; exec grep -E 'SigIgn|SigBlk' /proc/self/status"
     bare = subprocess.run(
@@ -151,7 +140,7 @@ def test_the_program_inherits_nothing_that_the_command_needed(runs: RunScene) ->
     assert runs.run("--", "sh", "-c", script).stdout == bare.stdout
 
 
-def test_a_descriptor_that_the_program_closes_is_closed(runs: RunScene) -> None:
+def test_a_descriptor_that_the_program_closes_is_closed(runs):
     """Nothing that stays behind holds one that the program was handed, such as a pipe to say that
     it is ready."""
     reader, writer = os.pipe()
@@ -167,7 +156,7 @@ def test_a_descriptor_that_the_program_closes_is_closed(runs: RunScene) -> None:
         assert ended
 
 
-def test_a_caller_may_ignore_the_ends_of_children(runs: RunScene) -> None:
+def test_a_caller_may_ignore_the_ends_of_children(runs):
     ignoring = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -186,13 +175,10 @@ def test_a_caller_may_ignore_the_ends_of_children(runs: RunScene) -> None:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_to_the_command_is_one_signal_to_the_program(
-    runs: RunScene, number: signal.Signals
-) -> None:
+def test_a_signal_to_the_command_is_one_signal_to_the_program(runs, number):
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo caught' {name}; echo ready; while read line; do echo $line; done"
     with runs.start("--", "sh", "-c", script) as process:
-        assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -201,7 +187,7 @@ def test_a_signal_to_the_command_is_one_signal_to_the_program(
         assert out == ""
 
 
-def test_ctrl_c_on_a_terminal_reaches_the_program_once(runs: RunScene) -> None:
+def test_ctrl_c_on_a_terminal_reaches_the_program_once(runs):
     words = ("run", "--driver", str(runs.driver), "--", "sh", "-c")
     script = "trap 'echo caught; exit 3' INT; echo ready; while :; do read line; done"
     with Terminal(*words, script, env=runs.environment()) as terminal:
@@ -212,7 +198,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_program_once(runs: RunScene) -> None:
     eventually(lambda: not runs.directories())
 
 
-def test_the_program_can_be_stopped_and_goes_on(runs: RunScene) -> None:
+def test_the_program_can_be_stopped_and_goes_on(runs):
     def state() -> str:
         text = Path(STATE.format(process.pid)).read_text()
         return text.split("State:")[1].split()[0]
@@ -236,7 +222,7 @@ def refused(answer: subprocess.CompletedProcess[str], code: int = 1) -> str:
     return answer.stderr.removeprefix("Error: ").strip()
 
 
-def test_a_machine_without_a_driver_is_refused(runs: RunScene, tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_is_refused(runs, tmp_path):
     answer = runs.run("--driver", str(tmp_path), "--", "true")
     assert refused(answer).startswith(f"no NVIDIA driver in {tmp_path}")
     runs.play("error nvmlInitWithFlags 9")
@@ -254,7 +240,7 @@ def library(directory: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path) -> None:
+def test_a_program_that_libvgpu_limits_is_refused(runs, tmp_path):
     libvgpu = library(tmp_path, "libvgpu.so")
     assert "libvgpu.so limits this" in refused(runs.run("--", "true", LD_PRELOAD=str(libvgpu)))
     # As /etc/ld.so.preload has it: loaded, and no variable says so.
@@ -274,7 +260,7 @@ def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path
     assert answer.stdout.startswith("libvgpu.so limits this program already")
 
 
-def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) -> None:
+def test_a_directory_is_not_taken_for_libvgpu(runs, tmp_path):
     directory = tmp_path / "libvgpu-tools"
     directory.mkdir()
     other = library(directory, "libother.so")
@@ -282,7 +268,7 @@ def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_program_built_for_musl_is_refused(runs: RunScene, tmp_path: Path) -> None:
+def test_a_program_built_for_musl_is_refused(runs, tmp_path):
     program = tmp_path / "program"
     loader = "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"
     command = ["cc", loader, "-o", str(program), "-x", "c", "-"]
@@ -293,9 +279,7 @@ def test_a_program_built_for_musl_is_refused(runs: RunScene, tmp_path: Path) -> 
     assert runs.directories() == []
 
 
-def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(
-    runs: RunScene, tmp_path: Path
-) -> None:
+def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(runs, tmp_path):
     hami.create_region(tmp_path / "mine.cache")
     theirs = {REGION: "/tmp/cudevshr.cache"}
     assert "has a region already, /tmp/cudevshr.cache" in refused(runs.run("--", "true", **theirs))
@@ -305,9 +289,7 @@ def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(
     assert joined.stdout == f"{tmp_path}/mine.cache\n"
 
 
-def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
-    runs: RunScene, tmp_path: Path
-) -> None:
+def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(runs, tmp_path):
     hami.create_region(tmp_path / "mine.cache")
     for words in (
         (),
@@ -326,7 +308,7 @@ def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
 # ---- the environment for elsewhere ---------------------------------------------------------------
 
 
-def test_a_dry_run_starts_and_makes_nothing(runs: RunScene, tmp_path: Path) -> None:
+def test_a_dry_run_starts_and_makes_nothing(runs, tmp_path):
     answer = runs.run("--memory", "1g", "--dry-run", "--", "touch", str(tmp_path / "made"))
     assert answer.returncode == 0
     assert not (tmp_path / "made").exists()
@@ -335,7 +317,7 @@ def test_a_dry_run_starts_and_makes_nothing(runs: RunScene, tmp_path: Path) -> N
     assert answer.stderr.startswith(f"Note: {runs.base}/run_PID exists while a program runs only")
 
 
-def test_an_sm_limit_on_several_gpus_is_started_with_a_warning(runs: RunScene) -> None:
+def test_an_sm_limit_on_several_gpus_is_started_with_a_warning(runs):
     """Programs that wait for each other keep their GPUs busy with that."""
     assert "collectives" in runs.run("--sm", "50", "--", "true").stderr
     assert runs.run("--sm", "50", "--gpus", "0", "--", "true").stderr == ""

@@ -1,7 +1,5 @@
 """The log of long-running verbs, and how they are told to end."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -10,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from support.answers import check_answer
@@ -20,9 +18,6 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.services.events import Event
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -36,9 +31,7 @@ HOSTILE = ("a" * 400, "\x1b[2J" * 100, "\N{GRINNING FACE}" * 400, "\\" * 400, ""
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_every_event_is_one_line_of_500_characters_at_most(
-    as_json: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_event_is_one_line_of_500_characters_at_most(as_json, capsys):
     log = ServiceLog(as_json=as_json)
     for text in HOSTILE:
         for detail in ({}, {"field": text[:100], "more": text[:100]}):
@@ -58,7 +51,7 @@ def test_every_event_is_one_line_of_500_characters_at_most(
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_log_records_are_events_of_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_records_are_events_of_the_same_form(capsys):
     ServiceLog(as_json=True).capture_logging("info")
     ours = logging.getLogger("libhamiregion.exporter.http")
     ours.info("listening on %s", "http://[::1]:9394")
@@ -90,7 +83,7 @@ class Stream(io.StringIO):
         raise OSError(errno.ENOSPC, "no")
 
 
-def test_lines_that_cannot_be_written_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_cannot_be_written_are_dropped(monkeypatch):
     stream = Stream()
     monkeypatch.setattr(sys, "stdout", stream)
     log = ServiceLog(as_json=False, on_stdout=True)
@@ -129,12 +122,10 @@ def worker() -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def give(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stdin is not None
     process.stdin.write(f"{words}\n")
     process.stdin.flush()
 
@@ -152,7 +143,7 @@ print("heard")
 """
 
 
-def test_a_signal_that_interrupts_no_wait_is_heard() -> None:
+def test_a_signal_that_interrupts_no_wait_is_heard():
     with subprocess.Popen(
         [sys.executable, "-c", UNINTERRUPTED], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -167,7 +158,7 @@ def test_a_signal_that_interrupts_no_wait_is_heard() -> None:
         assert line(process) == "heard"
 
 
-def test_what_follows_is_the_same_request(worker: subprocess.Popen[str]) -> None:
+def test_what_follows_is_the_same_request(worker):
     """An agent that gives back what it has written takes seconds, and they are needed."""
     worker.send_signal(signal.SIGTERM)
     assert line(worker) == "asked"
@@ -183,7 +174,7 @@ def test_what_follows_is_the_same_request(worker: subprocess.Popen[str]) -> None
     assert worker.wait(PATIENCE_S) == 0
 
 
-def test_timeout_signals_twice_and_the_recorder_ends_in_order(tmp_path: Path) -> None:
+def test_timeout_signals_twice_and_the_recorder_ends_in_order(tmp_path):
     if shutil.which("timeout") is None:
         pytest.skip("needs timeout of coreutils")
     (tmp_path / "containers").mkdir()

@@ -35,7 +35,7 @@ AGE = re.compile(r"just now|\d+ (?:s|min) ago")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path) -> str:
     made = str(tmp_path / "usage.cache")
     hami.create_region(made, memory_limits=(8 * GIB, None), sm_limits=(50, None), uuids=(UUID,))
     return made
@@ -50,9 +50,7 @@ def unpacked(golden: Path, directory: Path) -> str:
 # ---- From inside a container --------------------------------------------------------------------
 
 
-def test_mine_shows_the_region_that_the_environment_names(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mine_shows_the_region_that_the_environment_names(path, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", path)
     for arguments in ((), ("--json",)):
         own, named = call("mine", *arguments), call("show", path, *arguments)
@@ -63,7 +61,7 @@ def test_mine_shows_the_region_that_the_environment_names(
         assert taken_at.sub("", own.stdout) == taken_at.sub("", rest)
 
 
-def test_mine_says_which_process_is_whose(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mine_says_which_process_is_whose(path, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", path)
     attach = (
         "import sys, libhamiregion as hami\n"
@@ -73,7 +71,6 @@ def test_mine_says_which_process_is_whose(path: str, monkeypatch: pytest.MonkeyP
     )
     command = [sys.executable, "-c", attach, path, "train.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         row = call("mine").stdout.splitlines()[-1]
         data = json.loads(call("mine", "--json").stdout)
@@ -87,9 +84,7 @@ def test_mine_says_which_process_is_whose(path: str, monkeypatch: pytest.MonkeyP
     assert found["command"].endswith("train.py")
 
 
-def test_mine_outside_of_a_container_says_what_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mine_outside_of_a_container_says_what_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", str(tmp_path / "none.cache"))
     answer = call("mine")
     assert (answer.returncode, answer.stdout) == (1, "")
@@ -101,7 +96,7 @@ def test_mine_outside_of_a_container_says_what_was_looked_for(
 
 
 @pytest.mark.parametrize("golden", GOLDEN_REGIONS, ids=lambda path: path.name)
-def test_every_golden_region_is_shown_in_full(golden: Path, tmp_path: Path) -> None:
+def test_every_golden_region_is_shown_in_full(golden, tmp_path):
     """As text: a row per device and process, as wide as its heading; as JSON: the snapshot."""
     path = unpacked(golden, tmp_path)
     with hami.open_region(path) as region:
@@ -123,7 +118,7 @@ def test_every_golden_region_is_shown_in_full(golden: Path, tmp_path: Path) -> N
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == expected | {"taken_at_ns": 0}
 
 
-def test_a_real_pipe_gets_neither_escapes_nor_drawings_nor_does_a_dumb_terminal(path: str) -> None:
+def test_a_real_pipe_gets_neither_escapes_nor_drawings_nor_does_a_dumb_terminal(path):
     answer = run("show", path, env={"FORCE_COLOR": ""})
     assert answer.returncode == 0
     heading, row = answer.stdout.split("\n\n")[1].splitlines()
@@ -136,7 +131,7 @@ def test_a_real_pipe_gets_neither_escapes_nor_drawings_nor_does_a_dumb_terminal(
         assert not BOX_AND_BARS & set(shown)
 
 
-def test_a_pipe_gets_colours_where_they_are_asked_for_and_not_forbidden(path: str) -> None:
+def test_a_pipe_gets_colours_where_they_are_asked_for_and_not_forbidden(path):
     forced = run("show", path, env={"FORCE_COLOR": "1"}).stdout
     assert COLOUR.search(forced)
     assert BOX_AND_BARS & set(forced)
@@ -146,19 +141,19 @@ def test_a_pipe_gets_colours_where_they_are_asked_for_and_not_forbidden(path: st
     assert json.loads(asked)["path"] == path
 
 
-def test_json_on_a_terminal_is_json_too(path: str) -> None:
+def test_json_on_a_terminal_is_json_too(path):
     terminal = on_terminal("show", path, "--json")
     assert json.loads(terminal.screen)["devices"][0]["memory_limit_bytes"] == 8 * GIB
 
 
-def test_a_version_to_come_is_named(path: str) -> None:
+def test_a_version_to_come_is_named(path):
     RegionFile(Path(path), hami.Layout.V1_2).put("minor_version", 3)
     assert "1.2, of the newer version 1.3" in call("show", path).stdout
 
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [["show"], ["--help"], ["--version"]])
-def test_a_full_disk_is_a_failure(path: str, words: list[str]) -> None:
+def test_a_full_disk_is_a_failure(path, words):
     code = f"exec {shlex.join([*COMMAND, *words, *[path] * ('show' in words)])} > /dev/full"
     answer = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (1, "Error: No space left on device\n")
@@ -167,7 +162,7 @@ def test_a_full_disk_is_a_failure(path: str, words: list[str]) -> None:
 # ---- On a terminal ------------------------------------------------------------------------------
 
 
-def test_a_terminal_gets_colours_and_bars_unless_they_are_switched_off(path: str) -> None:
+def test_a_terminal_gets_colours_and_bars_unless_they_are_switched_off(path):
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 7 * GIB)
         coloured = on_terminal("show", path)
@@ -181,7 +176,7 @@ def test_a_terminal_gets_colours_and_bars_unless_they_are_switched_off(path: str
     assert ascii_only.screen.isascii()
 
 
-def test_no_line_is_longer_than_the_terminal(path: str) -> None:
+def test_no_line_is_longer_than_the_terminal(path):
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 3 * GIB + 123_456_789)
         page = region_page(region.snapshot())
@@ -196,7 +191,7 @@ def test_no_line_is_longer_than_the_terminal(path: str) -> None:
 # ---- Broken files -------------------------------------------------------------------------------
 
 
-def test_an_ambiguous_region_can_be_named(tmp_path: Path) -> None:
+def test_an_ambiguous_region_can_be_named(tmp_path):
     """A file that fits two layouts fails with both options spelled out; either one works."""
     path = tmp_path / "both.cache"
     # As 1.1 it has no devices and no processes; 32 more bytes of zeros make it 1.1-postinit, too.
@@ -215,7 +210,7 @@ def test_an_ambiguous_region_can_be_named(tmp_path: Path) -> None:
 # ---- Again and again ----------------------------------------------------------------------------
 
 
-def test_watching_on_a_terminal_repaints_in_place_until_ctrl_c(path: str) -> None:
+def test_watching_on_a_terminal_repaints_in_place_until_ctrl_c(path):
     with (
         hami.open_region(path, writable=True) as region,
         Terminal("show", path, "--watch", "0.05") as terminal,
@@ -231,10 +226,9 @@ def test_watching_on_a_terminal_repaints_in_place_until_ctrl_c(path: str) -> Non
         assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
 
 
-def test_watching_follows_a_replaced_region(path: str) -> None:
+def test_watching_follows_a_replaced_region(path):
     """While it is gone the lines say so; the new one is shown when it is there."""
     with start("show", path, "--watch", "0.05", "--json") as process:
-        assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         Path(path).unlink()
         answers = (json.loads(line) for line in process.stdout)

@@ -1,15 +1,13 @@
 """`hamiregion suspend`, `resume`, `reap` and `lock`."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -17,11 +15,6 @@ from support.command_line import call
 from support.region_file import RegionFile
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.region_file import RegionFileFactory
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # The layouts whose locks are written to.
@@ -47,19 +40,18 @@ with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as 
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path) -> str:
     made = str(tmp_path / "usage.cache")
     hami.create_region(made, memory_limits=(8 * GIB,))
     return made
 
 
 @pytest.fixture
-def attached(path: str) -> Iterator[subprocess.Popen[bytes]]:
+def attached(path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the region that holds 3 GiB."""
     with subprocess.Popen(
         [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"charged\n"
         yield process
         if process.poll() is None:
@@ -76,7 +68,7 @@ def used(path: str) -> int:
         return region.memory_used(0)
 
 
-def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> None:
+def test_suspend_and_resume(path, attached):
     pid = attached.pid
     unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no reported device has an SM limit\n"
     words = f"process {pid}: running -> suspended\n{unsure}"
@@ -104,7 +96,7 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
 
 
-def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path: str) -> None:
+def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path):
     for verb in VERBS:
         answer = call(verb, path, "4194303")
         assert (answer.returncode, answer.stdout) == (1, "")
@@ -114,7 +106,7 @@ def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path: s
             assert call(verb, path, pid).returncode == 2
 
 
-def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[bytes]) -> None:
+def test_reap_frees_what_the_dead_held(path, attached):
     attached.kill()
     attached.wait()
     words = f"process {attached.pid}: slot emptied, 3 GiB no longer counted\n"
@@ -135,7 +127,7 @@ def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[byt
     assert call("reap", path).stdout == "no process with a slot is proved dead\n"
 
 
-def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes]) -> None:
+def test_the_living_are_never_reaped(path, attached):
     assert call("reap", path).stdout == "no process with a slot is proved dead\n"
     named = call("reap", path, str(attached.pid))
     assert named.returncode == 3
@@ -144,9 +136,7 @@ def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes
     assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
 
 
-def test_what_was_reaped_is_reported_also_if_another_process_lives(
-    path: str, attached: subprocess.Popen[bytes]
-) -> None:
+def test_what_was_reaped_is_reported_also_if_another_process_lives(path, attached):
     dead = 4_194_305
     file = RegionFile(Path(path), hami.Layout.V1_2)
     file.add_process(dead, {0: 5})
@@ -157,7 +147,7 @@ def test_what_was_reaped_is_reported_also_if_another_process_lives(
     assert used(path) == 3 * GIB
 
 
-def test_a_lock_that_is_held_is_a_failure_after_a_second(path: str) -> None:
+def test_a_lock_that_is_held_is_a_failure_after_a_second(path):
     with hami.open_region(path, writable=True) as region, region.lock():
         answer = call("suspend", path, str(os.getpid()))
     assert answer.returncode == 1
@@ -173,18 +163,17 @@ def holder(path: str) -> Iterator[int]:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         yield process.pid
         process.communicate()
 
 
-def test_a_free_lock_is_called_free(path: str) -> None:
+def test_a_free_lock_is_called_free(path):
     answer = call("lock", "status", path)
     assert (answer.returncode, answer.stdout) == (0, "free\n")
 
 
-def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> None:
+def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path):
     with holder(path) as pid:
         status = call("lock", "status", path)
         assert status.returncode == 0
@@ -199,7 +188,7 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
     assert call("lock", "status", path).stdout == "free\n"
 
 
-def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path: str) -> None:
+def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path):
     with hami.open_region(path, writable=True) as region, region.attach(), holder(path) as pid:
         state = json.loads(call("lock", "status", path, "--json").stdout)
     assert [each["pid"] for each in state["tools"]] == [pid]
@@ -207,9 +196,7 @@ def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path: str) 
 
 
 @pytest.mark.parametrize("number", [2**22 + 1, 0x5000_0007, 0x6000_0000])
-def test_a_signature_that_is_no_pid_is_not_printed_as_one(
-    region_file: RegionFileFactory, number: int
-) -> None:
+def test_a_signature_that_is_no_pid_is_not_printed_as_one(region_file, number):
     file = region_file(hami.Layout.V1_2)
     file.put("sem", 0)
     file.put("owner_pid", number)
@@ -219,9 +206,7 @@ def test_a_signature_that_is_no_pid_is_not_printed_as_one(
         assert str(number) not in answer.stdout.replace(path, "") + answer.stderr.replace(path, "")
 
 
-def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(
-    region_file: RegionFileFactory,
-) -> None:
+def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(region_file):
     file = region_file(hami.Layout.V1_2)
     file.put("sem_postinit", 0)
     second = "; the second semaphore is 0\n"
@@ -239,7 +224,7 @@ def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(
     assert call("lock", "status", str(file.path)).stdout == damaged
 
 
-def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
+def test_status_as_json_has_the_fields_of_the_state(path):
     answer = json.loads(call("lock", "status", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockState)]
     assert list(answer) == ["schema", "path", "layout", *fields, "tools"]
@@ -247,7 +232,7 @@ def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
 
 
 @pytest.mark.parametrize("golden", KILLED, ids=lambda path: path.name)
-def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
+def test_a_dead_owners_lock_is_recovered(golden, tmp_path):
     path = tmp_path / "killed.cache"
     path.write_bytes(gzip.decompress(golden.read_bytes()))
     with hami.open_region(path) as region:
@@ -267,7 +252,7 @@ def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, "nothing was wrong\n")
 
 
-def test_a_dry_run_says_what_a_recovery_would_do(region_file: RegionFileFactory) -> None:
+def test_a_dry_run_says_what_a_recovery_would_do(region_file):
     file = region_file(hami.Layout.V1_2)
 
     def would() -> str:
@@ -282,7 +267,7 @@ def test_a_dry_run_says_what_a_recovery_would_do(region_file: RegionFileFactory)
     assert would() == "would set the semaphore back to 1"
 
 
-def test_recover_as_json_has_the_fields_of_the_recovery(path: str) -> None:
+def test_recover_as_json_has_the_fields_of_the_recovery(path):
     answer = json.loads(call("lock", "recover", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockRecovery)]
     assert list(answer) == ["schema", "path", "layout", "dry_run", *fields]

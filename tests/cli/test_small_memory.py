@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from support.node_fixtures import node_scene
-from support.node_scene import NodeScene
 from support.prometheus_server import free_port
 from support.wait import PATIENCE_S, eventually
 
@@ -58,9 +57,7 @@ def is_scraped(port: int) -> bool:
 
 
 @pytest.fixture(params=["exporter", "agent", "record"])
-def program(
-    request: pytest.FixtureRequest, scene: NodeScene, tmp_path: Path
-) -> Iterator["subprocess.Popen[bytes]"]:
+def program(request, scene, tmp_path) -> Iterator["subprocess.Popen[bytes]"]:
     """A verb that runs for long, with threads of its own."""
     scene.container("train")
     plan = tmp_path / "plan.yaml"
@@ -96,9 +93,7 @@ def program(
 
 
 @pytest.mark.slow(keep=2)
-def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(
-    program: "subprocess.Popen[bytes]",
-) -> None:
+def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(program):
     maps = Path(f"/proc/{program.pid}/maps")
     # Its first observation opens the region, and reads /proc in another thread, for milliseconds.
     deadline_s = time.monotonic() + PATIENCE_S

@@ -48,7 +48,7 @@ def drawn(block: Any, width: int, rows: range | None = None) -> str:
     return file.getvalue()
 
 
-def test_in_a_pipe_each_line_has_as_many_words_as_the_heading() -> None:
+def test_in_a_pipe_each_line_has_as_many_words_as_the_heading():
     heading, *lines = table().text().splitlines()
     assert heading.split() == ["NAME", "DEVICE", "USED", "LIMIT", "SM", "ROOM", "MESSAGE"]
     assert [line.split() for line in lines[:2]] == [
@@ -60,7 +60,7 @@ def test_in_a_pipe_each_line_has_as_many_words_as_the_heading() -> None:
     assert lines[3].split() == ["-"] * 5 + ["yes", "-"], "a record without parts has a row"
 
 
-def test_on_a_terminal_a_record_is_named_once_and_nothing_passes_the_edge() -> None:
+def test_on_a_terminal_a_record_is_named_once_and_nothing_passes_the_edge():
     for width in (30, 59, 60, 120):
         text = drawn(table(), width)
         assert max(map(len, text.splitlines())) <= width
@@ -72,13 +72,13 @@ def test_on_a_terminal_a_record_is_named_once_and_nothing_passes_the_edge() -> N
     assert "unlimited" in drawn(table(), 120)
 
 
-def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() -> None:
+def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal():
     empty = attrs.evolve(table(), records=[])
     assert empty.text() == "NAME  DEVICE  USED  LIMIT  SM  ROOM  MESSAGE\n"
     assert drawn(empty, 80) == "There is nothing.\n"
 
 
-def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
+def test_a_live_picture_fits_and_shows_all_that_needs_attention_first():
     records = [Row(str(number), ()) for number in range(200)]
     many = attrs.evolve(table(), records=records, attention=lambda row: row.name in {"150", "199"})
     page = Page("x/1", {}, [many, Lines(["the end"])])
@@ -98,7 +98,7 @@ def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
     )
 
 
-def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> None:
+def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars():
     columns = (
         Column("CONTAINER", lambda _: "research/" + "x" * 40 + "/train", "path"),
         Column("", lambda _: Spark((0.0, 0.5, 1.0)), "drawing", title="trend"),
@@ -107,7 +107,7 @@ def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> No
     assert re.search(r"research/x+…x+/train +▁▅█", text)
 
 
-def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> None:
+def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys):
     page = Page(
         "rows/1",
         {"rows": ROWS[:1], "name": HOSTILE},
@@ -130,7 +130,7 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
     assert told.err == "Warning: evil \\x1b[2J\\u202ename\n"
 
 
-def test_many_pages_say_each_note_once_and_fail_none(capsys: Any) -> None:
+def test_many_pages_say_each_note_once_and_fail_none(capsys):
     page = Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")
     looks = iter((page, page, page))
 

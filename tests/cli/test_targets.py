@@ -1,10 +1,8 @@
 """Containers are named as Kubernetes users name them, and files as files."""
 
-from __future__ import annotations
-
 import json
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from support.command_line import call
@@ -12,15 +10,11 @@ from support.command_line import call
 import libhamiregion as hami
 from libhamiregion.testing import FakeNode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 GIB = 2**30
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeNode]:
+def fake(tmp_path) -> Iterator[FakeNode]:
     with FakeNode(tmp_path / "node") as node:
         node.add("train", pod="bert-0", namespace="research", processes=0)
         node.add("train", pod="bert-0", namespace="inference", processes=0)
@@ -41,7 +35,7 @@ def limit(fake: FakeNode, at: int) -> int | None:
         return opened.memory_limit(0)
 
 
-def test_a_pod_is_found_by_name_namespace_container_and_uid(fake: FakeNode) -> None:
+def test_a_pod_is_found_by_name_namespace_container_and_uid(fake):
     bert, _, whisper, _ = fake.containers
     for words, container in (
         (("-n", "research", "bert-0"), bert),
@@ -56,7 +50,7 @@ def test_a_pod_is_found_by_name_namespace_container_and_uid(fake: FakeNode) -> N
         assert json.loads(out)["path"] == str(container.region)
 
 
-def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: FakeNode) -> None:
+def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake):
     words = ("limits", "set", "bert-0", "--memory", "6GiB")
     code, out, err = asked(fake, *words)
     assert (code, out) == (2, "")
@@ -68,7 +62,7 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
     assert limit(fake, 2) == 8 * GIB
 
 
-def test_verbs_that_read_show_all_containers_without_a_name(fake: FakeNode, tmp_path: Path) -> None:
+def test_verbs_that_read_show_all_containers_without_a_name(fake, tmp_path):
     unnamed = fake.root / f"{uuid.uuid4()}_main"
     unnamed.mkdir()
     hami.create_region(unnamed / "usage.cache", memory_limits=(GIB,))
@@ -92,20 +86,20 @@ def test_verbs_that_read_show_all_containers_without_a_name(fake: FakeNode, tmp_
     assert (answer.returncode, shown) == (0, regions)
 
 
-def test_verbs_that_edit_need_a_name_beside_all(fake: FakeNode) -> None:
+def test_verbs_that_edit_need_a_name_beside_all(fake):
     for words in (("limits", "set", "--memory", "6GiB"), ("reap",), ("lock", "recover")):
         code, out, err = asked(fake, *words, "--all")
         assert (code, out, "TARGET" in err) == (2, "", True), words
     assert limit(fake, 0) == 8 * GIB
 
 
-def test_a_failure_names_the_container_beside_its_file(fake: FakeNode) -> None:
+def test_a_failure_names_the_container_beside_its_file(fake):
     code, out, err = asked(fake, "suspend", "whisper-0", "4000000")
     assert (code, out) == (1, "")
     assert err.startswith("Error: inference/whisper-0/serve: '/")
 
 
-def test_a_container_without_a_region_among_several_is_a_note(fake: FakeNode) -> None:
+def test_a_container_without_a_region_among_several_is_a_note(fake):
     fake.add(pod="bert-1", namespace="research", region=False)
     for verb in (("limits", "get"), ("limits", "set", "--sm", "40")):
         answer = asked(fake, *verb, "bert-*", "--all")
@@ -114,7 +108,7 @@ def test_a_container_without_a_region_among_several_is_a_note(fake: FakeNode) ->
         assert (code, out, "no .cache file" in err) == (1, "", True)
 
 
-def test_each_of_several_containers_is_named_above_its_table(fake: FakeNode) -> None:
+def test_each_of_several_containers_is_named_above_its_table(fake):
     _, out, _ = asked(fake, "limits", "get", "bert-0", "--all")
     first, second = out.split("\n\n")
     assert first.startswith("inference/bert-0/train:\nDEVICE ")
@@ -122,9 +116,7 @@ def test_each_of_several_containers_is_named_above_its_table(fake: FakeNode) -> 
     assert asked(fake, "limits", "get", "whisper-0", "--all")[1].startswith("DEVICE ")
 
 
-def test_a_local_file_is_never_taken_for_a_pod(
-    fake: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_file_is_never_taken_for_a_pod(fake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hami.create_region(tmp_path / "whisper-0", memory_limits=(GIB,))
     hami.create_region(tmp_path / "own.cache", memory_limits=(2 * GIB,))

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_nvml.driver import STATE
@@ -38,7 +37,7 @@ with open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[int]:
+def worker(tmp_path) -> Iterator[int]:
     with NvmlSampler() as sampler:
         sample = sampler.sample()
     if sample.state is not NvmlState.OK or not sample.devices:
@@ -51,14 +50,13 @@ def worker(tmp_path: Path) -> Iterator[int]:
     env = {name: value for name, value in os.environ.items() if name != STATE}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=env, **pipes) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
         yield process.pid
         process.kill()
 
 
 @pytest.mark.gpu
-def test_a_process_on_a_real_card_is_counted_and_driven(worker: int, tmp_path: Path) -> None:
+def test_a_process_on_a_real_card_is_counted_and_driven(worker, tmp_path):
     answer = run("ps", "--root", str(tmp_path), "--json")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)

@@ -4,20 +4,15 @@ All of them are one paragraph of at most 500 characters without a traceback, and
 stdout. What is wrong in Python is in `test_wrong_uses`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from support.command_line import call
 
 from libhamiregion import create_region, open_region
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"
 MOST_CHARACTERS = 500
@@ -32,7 +27,7 @@ WEB = "tls_server_config: {cert_file: a.pem}\n"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A directory with a region, what is none, plans and web configurations."""
     at = tmp_path_factory.mktemp("wrong")
     create_region(at / "a.cache", memory_limits=["8GiB", "4GiB"], uuids=[UUID, f"{UUID[:-1]}1"])
@@ -150,9 +145,7 @@ COMMANDS: dict[str, int] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_command_ends_with_one_line_in_the_command_lines_terms(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_command_ends_with_one_line_in_the_command_lines_terms(command, place, monkeypatch):
     monkeypatch.chdir(place)
     for name in ("NODE_NAME", "HOOK_PATH", "LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE"):
         monkeypatch.delenv(name, raising=False)
@@ -177,7 +170,7 @@ def test_a_wrong_command_ends_with_one_line_in_the_command_lines_terms(
     assert not usage or (code == 2 and [line.split()[0] for line in usage] == ["Usage:", "Try"])
 
 
-def test_none_of_them_has_changed_anything(place: Path) -> None:
+def test_none_of_them_has_changed_anything(place):
     assert not {path.name for path in place.iterdir()} & {"b.cache", "none", "x"}
     with open_region(place / "a.cache") as region:
         limits = [device.memory_limit_bytes for device in region.snapshot().devices]

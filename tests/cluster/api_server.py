@@ -3,26 +3,21 @@
 So a pod is on a node because the test has put it there, and nothing runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 import yaml
 from build_apiserver import cache
 from support.certificates import Authority
 from support.wait import PATIENCE_S, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from typing_extensions import Self
+from typing_extensions import Self
 
 ADMIN = "token-of-the-administrator"
 # Two busy cores, and a server that makes its first objects.

@@ -1,20 +1,15 @@
 """The chart of deploy/, rendered and installed as people do it, by the Helm of `make cluster`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from api_server import Cluster
 from build_apiserver import CHARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from api_server import Cluster
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "libhamiregion"
 NAMESPACE = "hamiregion"

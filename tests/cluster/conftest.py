@@ -14,7 +14,7 @@ if "HAMIREGION_CLUSTER" not in os.environ:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
     """The server; a test that ends it starts it again."""
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster

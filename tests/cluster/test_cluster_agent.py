@@ -1,26 +1,18 @@
 """The one process that the chart's agent runs on a node, with the words that the chart gives it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 from chart import CHART, documents, pod_of
 from support.agent_process import Agent
 from support.agent_tasks import MONITOR, OtherWriter
 from support.node_scene import GIB
-from support.plan_scene import PlanScene, plan_scene
+from support.plan_scene import plan_scene
 from support.scrapers import ask
 from support.wait import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fake_kubernetes.server import FakeApi
 
 pytest.importorskip("jinja2")
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
@@ -37,7 +29,7 @@ SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 
 
 @pytest.fixture
-def start(scene: PlanScene, api: FakeApi) -> Iterator[Start]:
+def start(scene, api) -> Iterator[Start]:
     """Starts what the chart runs; of its words only the node's directories are others."""
     (container,) = pod_of(documents(VALUES))["spec"]["containers"]
     here = {
@@ -83,9 +75,7 @@ def changed_pods(agent: Agent) -> set[str]:
     return {each["detail"]["pod"] for each in agent.events() if each["event"] == "changed"}
 
 
-def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
-    scene: PlanScene, api: FakeApi, start: Start
-) -> None:
+def test_one_process_has_figures_repairs_priorities_plan_and_annotations(scene, api, start):
     urgent = scene.container("urgent", pod="now", priority=0)
     low = scene.container("low", pod="later", priority=1)
     urgent.put("recent_kernel", 1_000_000)
@@ -120,9 +110,7 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
 
 
 @pytest.mark.slow
-def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
-    scene: PlanScene, api: FakeApi, start: Start
-) -> None:
+def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(scene, api, start):
     """A manifest that is applied too early costs nobody the node's metrics."""
     urgent = scene.container("urgent", pod="now", priority=0)
     low = scene.container("low", pod="later", priority=1)
@@ -146,9 +134,7 @@ def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
 
 
 @pytest.mark.slow
-def test_a_second_one_serves_figures_and_takes_over_when_the_first_has_gone(
-    scene: PlanScene, api: FakeApi, start: Start
-) -> None:
+def test_a_second_one_serves_figures_and_takes_over_when_the_first_has_gone(scene, api, start):
     low = scene.container("low", pod="later")
     scene.plan_file(SIX)
     api.put("later", low.pod_uid, {})

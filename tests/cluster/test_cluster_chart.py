@@ -1,13 +1,12 @@
 """The chart: what it renders, and what a real API server makes of it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import runpy
 import shlex
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 import pytest
@@ -38,10 +37,6 @@ from support.wait import eventually
 from libhamiregion import __version__
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.plan import parse_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PAGE = CHART.parents[2] / "docs" / "in-a-cluster.md"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
@@ -173,7 +168,7 @@ CASES.append({**CASES[0], "flavor": "none"})
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
     """A server that has the kinds of others, and nothing of ours."""
     with Cluster(tmp_path_factory.mktemp("chart")) as cluster:
         define_foreign_kinds(cluster)
@@ -182,7 +177,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def uninstalled(cluster: Cluster) -> Iterator[None]:
+def uninstalled(cluster) -> Iterator[None]:
     """No release before the test, and none after it."""
     yield
     in_cluster(cluster, "uninstall", RELEASE, "-n", NAMESPACE, "--ignore-not-found")
@@ -267,9 +262,7 @@ def check_pod(pod: Document, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['mode']}-{case['flavor']}")
-def test_a_rendering_is_accepted_and_has_the_rights_of_its_mode(
-    cluster: Cluster, case: Case
-) -> None:
+def test_a_rendering_is_accepted_and_has_the_rights_of_its_mode(cluster, case):
     found = documents(values_of(case), "--kube-version", case["kubernetes"])
     pod = pod_of(found)
     check_pod(pod, case)
@@ -326,9 +319,7 @@ def check_constraints(allowed: Document, spec: Document) -> None:
         ("none", {"nvidia.com/gpu.present": "true"}, set()),
     ],
 )
-def test_a_flavor_looks_on_its_nodes_in_its_directories(
-    flavor: str, selector: object, environment: set[str]
-) -> None:
+def test_a_flavor_looks_on_its_nodes_in_its_directories(flavor, selector, environment):
     paths = {"regions": "/opt/vgpu", "earlierRegions": "/opt/earlier"}
     spec = pod_of(documents({"flavor": flavor, "paths": paths}))["spec"]
     (container,) = spec["containers"]
@@ -345,7 +336,7 @@ def test_a_flavor_looks_on_its_nodes_in_its_directories(
     assert not any(word.startswith("--root") for word in container["args"])
 
 
-def test_without_hami_nodes_with_it_are_left_out_unless_others_are_chosen() -> None:
+def test_without_hami_nodes_with_it_are_left_out_unless_others_are_chosen():
     def affinity(**values: object) -> object:
         return pod_of(documents({"flavor": "none", **values}))["spec"].get("affinity")
 
@@ -358,9 +349,7 @@ def test_without_hami_nodes_with_it_are_left_out_unless_others_are_chosen() -> N
     assert affinity(flavor="hami") is None
 
 
-def test_without_hami_the_exporter_is_ready_with_the_charts_options(
-    nvml_library: Path, tmp_path: Path
-) -> None:
+def test_without_hami_the_exporter_is_ready_with_the_charts_options(nvml_library, tmp_path):
     driver = FakeDriver(nvml_library, tmp_path / "scene")
     driver.play(CARD)
     (container,) = pod_of(documents({"flavor": "none"}))["spec"]["containers"]
@@ -401,26 +390,26 @@ AGENT: Values = {"mode": "agent", "hamiMonitor": "absent"}
         ({"paths": {"regions": "usr"}}, "does not match pattern"),
     ],
 )
-def test_values_that_would_do_harm_are_refused_in_words(values: Values, message: str) -> None:
+def test_values_that_would_do_harm_are_refused_in_words(values, message):
     done = helm("template", RELEASE, CHART, values=values)
     assert done.returncode != 0
     assert message in done.stderr
 
 
-def test_the_exporter_ignores_the_values_of_the_agent() -> None:
+def test_the_exporter_ignores_the_values_of_the_agent():
     """So that a change of the mode alone is enough, in both directions."""
     agent = {"feedback": True, "annotations": {"enabled": True}, "plan": {"rules": [RULE]}}
     assert documents({"agent": agent}) == documents({})
 
 
-def test_helm_finds_nothing_wrong() -> None:
+def test_helm_finds_nothing_wrong():
     done = helm("lint", "--strict", CHART)
     assert done.returncode == 0, done.stdout
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (version["version"], version["appVersion"]) == (__version__, __version__)
 
 
-def test_rules_and_dashboard_arrive_as_they_are() -> None:
+def test_rules_and_dashboard_arrive_as_they_are():
     """A file that is missing would render as nothing."""
     extras = {"prometheusRule": {"enabled": True}, "grafanaDashboard": {"enabled": True}}
     found = documents(extras)
@@ -434,7 +423,7 @@ def test_rules_and_dashboard_arrive_as_they_are() -> None:
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_the_readme_has_the_values() -> None:
+def test_the_readme_has_the_values():
     maker = runpy.run_path(str(CHART.parents[2] / "docs" / "values_table.py"))
     assert (CHART / "README.md").read_text() == maker["text"](), "run `make texts`"
     named = {name for name, _, _ in maker["rows"]()}
@@ -484,7 +473,7 @@ def objects_of(cluster: Cluster, release: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("uninstalled")
-def test_a_change_of_mode_leaves_nothing_of_the_other_mode(cluster: Cluster) -> None:
+def test_a_change_of_mode_leaves_nothing_of_the_other_mode(cluster):
     """Either way round: nothing that cannot be changed differs, and nothing merges."""
     fresh = {}
     # An upgrade without any value keeps those of before.
@@ -502,7 +491,7 @@ def test_a_change_of_mode_leaves_nothing_of_the_other_mode(cluster: Cluster) -> 
         assert now == fresh[mode]
 
 
-def test_two_releases_do_not_touch_each_other(cluster: Cluster) -> None:
+def test_two_releases_do_not_touch_each_other(cluster):
     releases = {"volta": "team-a", "ampere": "team-a", "hopper": "team-b"}
     for namespace in dict.fromkeys(releases.values()):
         cluster.namespace(namespace)
@@ -519,9 +508,7 @@ def test_two_releases_do_not_touch_each_other(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("uninstalled")
-def test_the_printed_command_lets_the_pods_in_where_pod_security_refuses_them(
-    cluster: Cluster,
-) -> None:
+def test_the_printed_command_lets_the_pods_in_where_pod_security_refuses_them(cluster):
     enforced = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}}
     path = f"/api/v1/namespaces/{NAMESPACE}"
     cluster.must("PATCH", path, enforced, kind="application/merge-patch+json")
@@ -539,7 +526,7 @@ def test_the_printed_command_lets_the_pods_in_where_pod_security_refuses_them(
     assert made["spec"]["priority"] > 2_000_000_000
 
 
-def test_the_pages_command_removes_the_container_of_hamis_monitor(cluster: Cluster) -> None:
+def test_the_pages_command_removes_the_container_of_hamis_monitor(cluster):
     containers = [{"name": name, "image": "hami:1"} for name in ("device-plugin", "vgpu-monitor")]
     labels = {"app": "hami"}
     plugin = {
@@ -559,7 +546,7 @@ def test_the_pages_command_removes_the_container_of_hamis_monitor(cluster: Clust
     assert [each["name"] for each in spec["containers"]] == ["device-plugin"]
 
 
-def test_the_values_on_the_page_are_values_of_the_chart() -> None:
+def test_the_values_on_the_page_are_values_of_the_chart():
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     values = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
     assert len(values) >= 4
@@ -568,7 +555,7 @@ def test_the_values_on_the_page_are_values_of_the_chart() -> None:
         documents(each)
 
 
-def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster) -> None:
+def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster):
     template = pod_of(documents({"driver": {"runtimeClassName": "nvidia"}}))
     body: dict[str, Any] = {"metadata": {"name": "one"}, "spec": template["spec"]}
     refused = cluster.ask("POST", pods_path(cluster.namespace("no-class")), body)
@@ -577,7 +564,7 @@ def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("name", ["repair", "limit-edit"])
-def test_a_job_is_refused_as_it_is_and_accepted_with_a_node(cluster: Cluster, name: str) -> None:
+def test_a_job_is_refused_as_it_is_and_accepted_with_a_node(cluster, name):
     """What an alert or a page prints does nothing until a node is named."""
     text = (CHART.parents[1] / "jobs" / f"{name}.yaml").read_text()
     namespace = cluster.namespace(f"job-{name}")
@@ -595,7 +582,7 @@ def test_a_job_is_refused_as_it_is_and_accepted_with_a_node(cluster: Cluster, na
             assert parse_plan(document["data"]["plan.yaml"]).rules == ()
 
 
-def test_rendered_files_are_applied_without_helm(cluster: Cluster) -> None:
+def test_rendered_files_are_applied_without_helm(cluster):
     """As the files of a release are used."""
     text = rendered({}, "--kube-version", "1.34")
     done = kubectl(cluster, "apply", text=text)

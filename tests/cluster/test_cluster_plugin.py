@@ -4,8 +4,6 @@ A stand-in for kubectl passes all but `exec` on to the real one. No kubelet runs
 starts the program on the fake node of that pod.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -15,7 +13,9 @@ import runpy
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -27,10 +27,6 @@ from support.wait import eventually
 from libhamiregion import open_region
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.testing import FakeNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PLUGIN = CHART.parents[1] / "kubectl-hamiregion"
 GIB = 1 << 30
@@ -154,7 +150,7 @@ def our_pod(
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory) -> Iterator[Scene]:
     directory = tmp_path_factory.mktemp("plugin")
     fakes = {node: FakeNode(directory / node) for node in NODES}
     try:
@@ -178,7 +174,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture(autouse=True)
-def calm(scene: Scene) -> None:
+def calm(scene) -> None:
     scene.change()
 
 
@@ -192,7 +188,7 @@ def limit_of(scene: Scene, node: str) -> int | None:
 # ---- one pod -------------------------------------------------------------------------------------
 
 
-def test_a_limit_is_set_on_the_node_of_the_named_pod(scene: Scene) -> None:
+def test_a_limit_is_set_on_the_node_of_the_named_pod(scene):
     words = ("limits", "set", "-n", "research", "bert-1", "--device", "0", "--memory", "6GiB")
     done = scene.run(*words)
     assert done.returncode == 0, done.stderr
@@ -212,7 +208,7 @@ def test_a_limit_is_set_on_the_node_of_the_named_pod(scene: Scene) -> None:
     ],
     ids=" ".join,
 )
-def test_reading_verbs_show_the_named_pod_alone(scene: Scene, words: tuple[str, ...]) -> None:
+def test_reading_verbs_show_the_named_pod_alone(scene, words):
     done = scene.run(*words)
     assert done.returncode == 0, done.stderr
     pod = "bert-1" if "bert-1" in words else "bert-0"
@@ -222,7 +218,7 @@ def test_reading_verbs_show_the_named_pod_alone(scene: Scene, words: tuple[str, 
     assert scene.asked() == [f"hamiregion-{node}"]
 
 
-def test_exit_codes_of_the_verb_are_those_of_the_plugin(scene: Scene) -> None:
+def test_exit_codes_of_the_verb_are_those_of_the_plugin(scene):
     assert scene.run("limits", "set", "-n", "research", "bert-0").returncode == 2
     assert scene.run("doctor", "research/bert-0/train", "--only", "no_kind").returncode == 2
     scene.change(gpu_1={"code": 3})
@@ -240,7 +236,7 @@ def test_exit_codes_of_the_verb_are_those_of_the_plugin(scene: Scene) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_failed_look_up_is_one_line(scene: Scene, words: tuple[str, ...], message: str) -> None:
+def test_a_failed_look_up_is_one_line(scene, words, message):
     done = scene.run(*words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: ")
@@ -248,7 +244,7 @@ def test_a_failed_look_up_is_one_line(scene: Scene, words: tuple[str, ...], mess
     assert scene.asked() == []
 
 
-def test_a_name_is_typed_as_it_is_printed(scene: Scene) -> None:
+def test_a_name_is_typed_as_it_is_printed(scene):
     (container,) = scene.fakes["gpu-1"].containers
     for printed in ("research/bert-0", f"research/bert-0@{container.pod_uid}/train"):
         done = scene.run("limits", "get", printed)
@@ -256,7 +252,7 @@ def test_a_name_is_typed_as_it_is_printed(scene: Scene) -> None:
     assert scene.asked() == ["hamiregion-gpu-1"] * 2
 
 
-def test_of_several_pods_none_is_left_out_in_silence(scene: Scene) -> None:
+def test_of_several_pods_none_is_left_out_in_silence(scene):
     for verb in ("doctor", "ps"):
         done = scene.run(verb, "-n", "research", "bert-0", "bert-1")
         assert (done.returncode, "name one pod, not 2" in done.stderr) == (2, True)
@@ -276,7 +272,7 @@ def test_of_several_pods_none_is_left_out_in_silence(scene: Scene) -> None:
     assert "there is no bert-9" in done.stderr
 
 
-def test_all_containers_of_all_nodes_have_a_line_each(scene: Scene) -> None:
+def test_all_containers_of_all_nodes_have_a_line_each(scene):
     fake = scene.fakes["gpu-1"]
     second = fake.add("serve", pod="bert-0", namespace="research", processes=0)
     try:
@@ -291,7 +287,7 @@ def test_all_containers_of_all_nodes_have_a_line_each(scene: Scene) -> None:
     ]
 
 
-def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
+def test_a_node_without_hami_is_asked_too(scene):
     path = our_pod(scene.cluster, "gpu-4", "exporter", flavor="none")
     scene.fakes["gpu-4"] = scene.fakes["gpu-3"]
     scene.change()
@@ -309,7 +305,7 @@ def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
         scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-def test_a_pod_that_a_tenant_has_labelled_as_ours_is_asked_nothing(scene: Scene) -> None:
+def test_a_pod_that_a_tenant_has_labelled_as_ours_is_asked_nothing(scene):
     """It would answer in our name, and a Job would take its image."""
     template = pod_of(documents({}))["spec"]
     spec = {"hostPID": False, "volumes": [], "containers": []}
@@ -326,7 +322,7 @@ def test_a_pod_that_a_tenant_has_labelled_as_ours_is_asked_nothing(scene: Scene)
 # ---- all nodes -----------------------------------------------------------------------------------
 
 
-def test_without_a_pod_all_nodes_are_one_table_in_their_order(scene: Scene) -> None:
+def test_without_a_pod_all_nodes_are_one_table_in_their_order(scene):
     scene.change(gpu_1={"delay_s": 1.0})
     scene.fakes["gpu-2"].add("idle", pod="whole-gpu", namespace="research", region=False)
     done = scene.run("containers")
@@ -345,7 +341,7 @@ def test_without_a_pod_all_nodes_are_one_table_in_their_order(scene: Scene) -> N
     assert scene.asked() == [f"hamiregion-{node}" for node in NODES]
 
 
-def test_nodes_are_chosen_by_name_and_label(scene: Scene) -> None:
+def test_nodes_are_chosen_by_name_and_label(scene):
     scene.run("containers", "-l", "pool=a")
     assert scene.asked() == ["hamiregion-gpu-1", "hamiregion-gpu-2"]
     scene.change()
@@ -354,9 +350,7 @@ def test_nodes_are_chosen_by_name_and_label(scene: Scene) -> None:
     assert not done.stdout.startswith("NODE")
 
 
-def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
-    scene: Scene,
-) -> None:
+def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(scene):
     scene.change(gpu_1={"delay_s": 60}, gpu_2={"bytes": 40})
     done = scene.run("containers", "--json", deadline_s=8)
     assert done.returncode == 1
@@ -383,7 +377,7 @@ def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
     assert scene.shown() == []
 
 
-def test_a_node_whose_pod_of_ours_does_not_run_is_named(scene: Scene) -> None:
+def test_a_node_whose_pod_of_ours_does_not_run_is_named(scene):
     path = our_pod(scene.cluster, "gpu-4", "exporter", phase="Pending")
     try:
         done = scene.run("containers")
@@ -394,9 +388,7 @@ def test_a_node_whose_pod_of_ours_does_not_run_is_named(scene: Scene) -> None:
         scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-def test_top_keeps_one_stream_of_documents_per_node_and_names_those_that_are_late(
-    scene: Scene,
-) -> None:
+def test_top_keeps_one_stream_of_documents_per_node_and_names_those_that_are_late(scene):
     scene.change(gpu_2={"delay_s": 600})
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
@@ -427,19 +419,19 @@ def test_top_keeps_one_stream_of_documents_per_node_and_names_those_that_are_lat
 
 
 @pytest.mark.parametrize("option", ["--watch", "--watch=1", "-i1"])
-def test_several_nodes_are_not_watched(scene: Scene, option: str) -> None:
+def test_several_nodes_are_not_watched(scene, option):
     done = scene.run("ps", option)
     assert (done.returncode, done.stdout, scene.asked()) == (2, "", [])
     assert "--watch shows one node" in done.stderr
 
 
-def test_an_answer_moves_no_cursor(scene: Scene) -> None:
+def test_an_answer_moves_no_cursor(scene):
     scene.change(gpu_1={"out": "a\x1b[2Jb\n"})
     done = scene.run("doctor", "--node", "gpu-1", "--node", "gpu-2")
     assert done.stdout.startswith("== gpu-1\na?[2Jb\n")
 
 
-def test_a_node_is_observed_as_a_document_that_the_program_shows_again(scene: Scene) -> None:
+def test_a_node_is_observed_as_a_document_that_the_program_shows_again(scene):
     done = scene.run("observe", "-n", "research", "bert-1")
     assert done.returncode == 0, done.stderr
     assert scene.asked() == ["hamiregion-gpu-2"]
@@ -466,7 +458,7 @@ def shown_again(lines: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene: Scene) -> None:
+def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene):
     done = scene.run("ps")
     assert done.returncode == 0
     notes = [line.split(": ")[:3] for line in done.stderr.splitlines()]
@@ -474,7 +466,7 @@ def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene: Scene) -
     assert scene.run("doctor").stdout.count("== gpu-") == 3
 
 
-def test_a_verb_that_writes_goes_to_no_second_node_by_itself(scene: Scene) -> None:
+def test_a_verb_that_writes_goes_to_no_second_node_by_itself(scene):
     done = scene.run("doctor", "--repair")
     assert done.returncode == 2
     assert "would write on 3 nodes: name a pod, --node or --all" in done.stderr
@@ -489,7 +481,7 @@ def test_a_verb_that_writes_goes_to_no_second_node_by_itself(scene: Scene) -> No
     assert "would write" not in scene.run("doctor", "--repair", "--dry-run").stderr
 
 
-def test_where_only_the_exporter_runs_a_job_may_write_what_the_pod_may_not(scene: Scene) -> None:
+def test_where_only_the_exporter_runs_a_job_may_write_what_the_pod_may_not(scene):
     words = ("limits", "set", "-n", "research", "bert-2", "--memory", "5GiB")
     done = scene.run(*words)
     assert done.returncode == 1
@@ -514,7 +506,7 @@ def test_where_only_the_exporter_runs_a_job_may_write_what_the_pod_may_not(scene
 # ---- the file ------------------------------------------------------------------------------------
 
 
-def test_it_is_python_3_9_of_the_standard_library_and_short() -> None:
+def test_it_is_python_3_9_of_the_standard_library_and_short():
     tree = ast.parse(PLUGIN.read_text(), feature_version=(3, 9))
     imported = {
         alias.name.partition(".")[0]
@@ -539,7 +531,7 @@ def test_it_is_python_3_9_of_the_standard_library_and_short() -> None:
     assert os.access(PLUGIN, os.X_OK)
 
 
-def test_each_verb_is_one_of_the_program() -> None:
+def test_each_verb_is_one_of_the_program():
     for verb in runpy.run_path(str(PLUGIN))["VERBS"]:
         command: click.Command = hamiregion
         for word in verb.split():

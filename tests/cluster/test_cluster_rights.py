@@ -1,7 +1,6 @@
 """What the account of each mode may do at a real API server, with its own token."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ Rule = tuple[str, str, str]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
     """A server with releases of three kinds, and a pod of somebody else."""
     agent = {"mode": "agent", "hamiMonitor": "absent"}
     tasks = {"feedback": True, "plan": {"enabled": True}}
@@ -60,28 +59,23 @@ def rules_of(cluster: Cluster, account: str) -> set[Rule]:
         ("annotations-hamiregion", {("list", "", "pods"), ("watch", "", "pods")}),
     ],
 )
-def test_an_account_has_the_rights_it_needs_and_no_others(
-    cluster: Cluster, account: str, rights: set[Rule]
-) -> None:
+def test_an_account_has_the_rights_it_needs_and_no_others(cluster, account, rights):
     anybodys = rules_of(cluster, "nobody")
     assert rules_of(cluster, account) - anybodys == rights
     assert not {rule for rule in anybodys if rule[2] in {"pods", "nodes", "secrets", "*"}}
 
 
-def test_the_account_for_annotations_watches_pods_and_changes_nothing(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_account_for_annotations_watches_pods_and_changes_nothing(cluster, tmp_path):
     token = cluster.account_token(NAMESPACE, "annotations-hamiregion")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     pods = PodAnnotations(NodePods("node-1", kubeconfig=config))
     pods.pods.load()
     plan = pods.read().plan
-    assert plan is not None
     assert [rule.name for rule in plan.rules] == ["annotations of research/bert-0"]
     refuse_all_changes(cluster, token)
 
 
-def test_the_exporters_account_may_not_even_list_pods(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_exporters_account_may_not_even_list_pods(cluster, tmp_path):
     token = cluster.account_token(NAMESPACE, "exporter-hamiregion")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     with pytest.raises(KubernetesError, match="403: pods is forbidden") as caught:

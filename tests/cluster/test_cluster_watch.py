@@ -4,12 +4,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from api_server import RBAC, Cluster, accounts_path, pod, pods_path
-from figures import Figure
 from support.node_scene import GIB
 from support.plan_scene import PlanScene
 from support.wait import PATIENCE_S, eventually
@@ -59,13 +57,13 @@ class Watched(PodAnnotations):
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest) -> str:
+def node(request) -> str:
     """A node, and a namespace, of the test's own."""
     return re.sub("[^a-z0-9]+", "-", str(request.node.name))[-50:].strip("-")
 
 
 @pytest.fixture
-def watch(cluster: Cluster, node: str, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+def watch(cluster, node, tmp_path) -> Iterator[Callable[..., Watched]]:
     """Makes watches of the node's pods, with an account of their own, and closes them."""
     token = cluster.watcher(cluster.namespace(node))
     made: list[Watched] = []
@@ -95,9 +93,7 @@ def soon(condition: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_an_annotation_reaches_its_region(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], tmp_path: Path, figure: Figure
-) -> None:
+def test_an_annotation_reaches_its_region(cluster, node, watch, tmp_path, figure):
     uid = cluster.pod(node, "bert-0", node)
     scene = PlanScene(tmp_path)
     region = scene.container(pod_uid=uid)
@@ -127,14 +123,7 @@ def test_an_annotation_reaches_its_region(
 
 
 @pytest.mark.parametrize("end", [Cluster.stop, Cluster.kill], ids=["SIGTERM", "kill -9"])
-def test_a_server_that_comes_back_is_right_again(
-    cluster: Cluster,
-    node: str,
-    watch: Callable[..., Watched],
-    figure: Figure,
-    end: Callable[[Cluster], None],
-    request: pytest.FixtureRequest,
-) -> None:
+def test_a_server_that_comes_back_is_right_again(cluster, node, watch, figure, end, request):
     """The error stands until a list has succeeded; what was known stays in force meanwhile."""
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch()
@@ -161,8 +150,8 @@ def test_a_server_that_comes_back_is_right_again(
 
 
 def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
-) -> None:
+    cluster, node, watch, figure
+):
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch()
     is_listed, may_watch = threading.Event(), threading.Event()
@@ -182,8 +171,8 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
 
 
 def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_time(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
-) -> None:
+    cluster, node, watch, figure
+):
     """It refuses everybody until it has loaded who may what."""
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     token = cluster.account_token(node, "watcher")
@@ -206,9 +195,7 @@ def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_
     assert pods.watched.lists <= 5
 
 
-def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(
-    cluster: Cluster, node: str, watch: Callable[..., Watched]
-) -> None:
+def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(cluster, node, watch):
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch(watch_s=2.0)
     pods.pods.start()
@@ -220,9 +207,7 @@ def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(
     assert (pods.pods.error, pods.watched.statuses) == (None, [])
 
 
-def test_a_revoked_token_is_an_error_until_there_is_another(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], tmp_path: Path
-) -> None:
+def test_a_revoked_token_is_an_error_until_there_is_another(cluster, node, watch, tmp_path):
     """The API goes on knowing a token for some seconds, and does not cut watches."""
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch(watch_s=1.0, first_pause_s=0.1)
@@ -241,9 +226,7 @@ def test_a_revoked_token_is_an_error_until_there_is_another(
     assert limit(pods) == 2 * GIB
 
 
-def test_1300_pods_are_listed_at_once_and_watched(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
-) -> None:
+def test_1300_pods_are_listed_at_once_and_watched(cluster, node, watch, figure):
     connection = cluster.connect()
     for number in range(1300):
         body = pod(f"bert-{number}", node, annotations={MEMORY: "1GiB"})
@@ -253,7 +236,6 @@ def test_1300_pods_are_listed_at_once_and_watched(
     pods.pods.start()
     figure("the first list of 1,300 pods", soon(lambda: limit(pods, "bert-1299") == GIB))
     plan = pods.read().plan
-    assert plan is not None
     assert len(plan.rules) == 1300
     eventually(lambda: pods.watched.watches > 0, PATIENCE_S)
     cluster.annotate(node, "bert-1299", {MEMORY: "2GiB"})

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor
 from support.agent_tasks import MONITOR
 from support.containers import Container, needs_namespaces
 from support.doctor_node import DoctorNode
@@ -22,12 +21,7 @@ from support.node_scene import SceneContainer
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
 
-from libhamiregion import (
-    Layout,
-    LockTimeout,
-    Region,
-    open_region,
-)
+from libhamiregion import Layout, LockTimeout, Region, open_region
 from libhamiregion.doctor import FindingKind, Repair, diagnose, repair
 from libhamiregion.node import Node, Observer, ProcessTable, suspects
 from libhamiregion.node.outside import MappedRegion, resolve
@@ -37,8 +31,8 @@ from libhamiregion.observation import containers as node_containers
 
 
 def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
-    actor: MakeActor, doctor_node: DoctorNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    actor, doctor_node, tmp_path, monkeypatch
+):
     doctor_node.container()
     hostile = actor()
     hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
@@ -54,9 +48,7 @@ def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
 
 
 @needs_namespaces
-def test_a_repair_of_many_regions_has_one_open_for_writing(
-    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_of_many_regions_has_one_open_for_writing(doctor_node, monkeypatch):
     first = doctor_node.container()
     inside = first.start(host_pid=False)
     others = [doctor_node.container() for _ in range(4)]
@@ -99,9 +91,7 @@ def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[SceneContain
 
 
 @needs_namespaces
-def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
-    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(doctor_node, monkeypatch):
     place, inside = missing_host_pids(doctor_node, 4)
     dead, _ = place.spawn(inside)
     inside.tell("kill", dead)
@@ -138,9 +128,7 @@ def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
 
 
 @needs_namespaces
-def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
-    doctor_node: DoctorNode,
-) -> None:
+def test_containers_that_keep_their_locks_share_the_time_of_a_repair(doctor_node):
     """By the bytes by which programs of this library exclude each other; no process is blocked."""
     hostile = [missing_host_pids(doctor_node, 1)[0] for _ in range(6)]
     honest, inside = missing_host_pids(doctor_node, 1)
@@ -233,7 +221,7 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: Doctor
 
 
 @needs_namespaces
-def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node: DoctorNode) -> None:
+def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node):
     lives_and_deaths(Layout.V1_2, 60, 1, doctor_node)
 
 
@@ -241,8 +229,8 @@ def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node: D
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
-    seed: int, layout: Layout, doctor_node: DoctorNode
-) -> None:
+    seed, layout, doctor_node
+):
     lives_and_deaths(layout, scaled(2_000), seed, doctor_node)
 
 
@@ -250,9 +238,7 @@ def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
 
 
 @needs_namespaces
-def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
-    doctor_node: DoctorNode,
-) -> None:
+def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(doctor_node):
     place = doctor_node.container(sm_limits=[50])
     place.start()
     place.put("recent_kernel", -1)

@@ -17,7 +17,7 @@ from libhamiregion.text import count_text
 MAKER = Path(__file__).parents[2] / "docs" / "findings_list.py"
 
 
-def test_every_kind_is_explained() -> None:
+def test_every_kind_is_explained():
     assert list(CATALOGUE) == list(FindingKind)
     for kind in FindingKind:
         told = kind.explanation
@@ -30,17 +30,17 @@ def test_every_kind_is_explained() -> None:
         assert kind.value == kind.name.lower()
 
 
-def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends() -> None:
+def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends():
     assert set(ORDER) == {kind for kind in FindingKind if kind.explanation.is_repairable}
 
 
 @pytest.mark.skipif(not MAKER.is_file(), reason="needs the documentation's sources")
-def test_the_page_is_made_from_the_catalogue() -> None:
+def test_the_page_is_made_from_the_catalogue():
     maker = runpy.run_path(str(MAKER))
     assert maker["FILE"].read_text(encoding="utf-8") == maker["text"](), "run make texts"
 
 
-def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
+def test_a_paragraph_has_what_evidence_consequence_and_what_to_do():
     made = finding(FindingKind.DEAD_PROCESS_COUNTED, "2 GiB still count", "pid 7 is dead", pid=7)
     assert isinstance(made, Finding)
     told = made.kind.explanation
@@ -52,7 +52,7 @@ def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
     assert attrs.evolve(made, advice="a.").paragraph.endswith("What to do: a.")
 
 
-def test_many_pids_are_a_few_and_a_number() -> None:
+def test_many_pids_are_a_few_and_a_number():
     assert pids_text([7]) == "pid 7"
     assert pids_text([7, 9]) == "pids 7 and 9"
     assert pids_text(range(10)) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -3,7 +3,6 @@
 import pytest
 import support.doctor_scenes  # noqa: F401 (fills the table)
 from support.containers import needs_namespaces
-from support.doctor_node import DoctorNode
 from support.doctor_scene_table import SCENES, Expected
 from support.node_scene import SceneContainer
 
@@ -56,7 +55,7 @@ FIRST = {name.partition(",")[0]: name for name in reversed(SCENES)}.values()
     "name",
     [pytest.param(each, marks=() if each in FIRST else pytest.mark.slow) for each in SCENES],
 )
-def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: DoctorNode) -> None:
+def test_a_scene_is_found_and_mended_or_left_alone(name, doctor_node):
     scene = SCENES[name]
     scene.make(doctor_node)
     found = doctor_node.undisturbed_findings()
@@ -95,7 +94,7 @@ def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: Docto
         assert places[0].used() == scene.used
 
 
-def test_every_kind_of_finding_is_in_a_scene() -> None:
+def test_every_kind_of_finding_is_in_a_scene():
     found = {expected.kind for scene in SCENES.values() for expected in scene.found}
     assert found | WITH_TESTS_OF_THEIR_OWN == set(FindingKind)
     assert not found & WITH_TESTS_OF_THEIR_OWN

@@ -3,10 +3,8 @@
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from support.containers import libvgpu, needs_namespaces
 from support.doctor_node import DoctorNode
@@ -15,14 +13,14 @@ from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
 from libhamiregion.doctor import Finding, FindingKind, Severity
-from libhamiregion.node import MissingReason, NvmlSampler, Observer, node_processes
+from libhamiregion.node import MissingReason, Observer, node_processes
 from libhamiregion.node import node as node_module
 
 pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Iterator[DoctorNode]:
+def outside(tmp_path) -> Iterator[DoctorNode]:
     """One that looks outside the roots too, and sees what other tests do there."""
     made = DoctorNode(tmp_path, outside=True)
     try:
@@ -45,7 +43,7 @@ def about(doctor_node: DoctorNode, place: SceneContainer) -> list[Finding]:
 # ---- Truncated, deleted, replaced ---------------------------------------------------------------
 
 
-def test_the_same_seen_outside_the_roots_too_is_one_finding(outside: DoctorNode) -> None:
+def test_the_same_seen_outside_the_roots_too_is_one_finding(outside):
     place = outside.container()
     place.start()
     place.resize(100)
@@ -53,7 +51,7 @@ def test_the_same_seen_outside_the_roots_too_is_one_finding(outside: DoctorNode)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_region_that_was_deleted_under_its_processes(outside: DoctorNode, replaced: bool) -> None:
+def test_a_region_that_was_deleted_under_its_processes(outside, replaced):
     place = outside.container()
     inside = place.start()
     assert about(outside, place) == []
@@ -72,8 +70,8 @@ def test_a_region_that_was_deleted_under_its_processes(outside: DoctorNode, repl
 
 @needs_cgroups
 def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
-    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    doctor_node, monkeypatch
+):
     monkeypatch.setattr(node_module, "_NAME_AGAIN_S", 0.0)
     place, idle = doctor_node.container(), doctor_node.container()
     idle.path.unlink()
@@ -95,7 +93,7 @@ def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
         assert reasons() == dict.fromkeys(expected, MissingReason.NO_FILE)
 
 
-def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside: DoctorNode) -> None:
+def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside):
     places = [outside.container(), outside.container()]
     monitor = places[0].enter(0)
     for place in places:
@@ -109,7 +107,7 @@ def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside: Docto
 
 
 @needs_cgroups
-def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Path) -> None:
+def test_a_directory_that_another_pod_uses(doctor_node, tmp_path):
     """Two pods that start at once, of which the device plugin mounts one's directory into both."""
     place = doctor_node.container()
     inside, beside, other = place.start(), place.enter(), place.enter()
@@ -130,7 +128,6 @@ def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Pa
         other.tell("load", libvgpu(tmp_path))
         (found,) = doctor_node.findings()
         assert (found.kind, found.severity) == (FindingKind.DIRECTORY_BORROWED, Severity.ERROR)
-        assert found.container is not None
         assert found.container.pod_uid == place.pod_uid
         assert f"1 process of pod {another}" in found.summary
         assert f"pid {other.host_pid} of the host" in found.evidence
@@ -140,7 +137,7 @@ def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Pa
 # ---- No region ----------------------------------------------------------------------------------
 
 
-def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> None:
+def test_a_region_that_is_being_made_is_no_finding(doctor_node):
     place = doctor_node.container()
     content = place.path.read_bytes()
     place.path.write_bytes(b"")
@@ -153,8 +150,8 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> N
 
 
 def test_processes_in_a_second_region_of_the_directory_are_found_and_have_not_escaped(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    doctor_node, fake_driver, nvml_sampler
+):
     place = doctor_node.container()
     first = place.start()
     other = place.enter()

@@ -8,7 +8,7 @@ from libhamiregion.doctor import FindingKind, repair
 pytestmark = needs_namespaces
 
 
-def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> None:
+def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node):
     place = doctor_node.container()
     inside = place.start(host_pid=False)
     elsewhere = DoctorNode(doctor_node.directory, proc=f"/proc/{inside.host_pid}/root/proc")
@@ -25,7 +25,7 @@ def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> 
 # ---- Pids that are used again -------------------------------------------------------------------
 
 
-def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node: DoctorNode) -> None:
+def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node):
     place = doctor_node.container()
     inside = place.enter()
     place.spawn(inside, last_pid="499", host_pid=False)
@@ -38,7 +38,7 @@ def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node: Doctor
     assert doctor_node.findings() == ()
 
 
-def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node: DoctorNode) -> None:
+def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node):
     place = doctor_node.container()
     inside = place.start(host_pid=False)
     found = doctor_node.findings()
@@ -47,7 +47,7 @@ def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node: Doct
     assert (done.done, done.actions, done.error) == (True, (), None)
 
 
-def test_a_container_that_has_gone_is_not_repaired(doctor_node: DoctorNode) -> None:
+def test_a_container_that_has_gone_is_not_repaired(doctor_node):
     place = doctor_node.container()
     place.start(host_pid=False)
     found = doctor_node.findings()

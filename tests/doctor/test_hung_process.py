@@ -1,11 +1,8 @@
 """A process that keeps every reader of its maps waiting keeps no verb and no service."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from support.agent_process import Agent
@@ -13,13 +10,8 @@ from support.bound_fifo import behind_fifo, needs_bound_fifo
 from support.command_line import COMMAND, environment
 from support.containers import needs_namespaces
 from support.lock_bytes import hold
+from support.node_scene import SceneContainer
 from support.wait import PATIENCE_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.doctor_node import DoctorNode
-    from support.node_scene import SceneContainer
 
 pytestmark = [needs_namespaces, needs_bound_fifo]
 #: A reader is given up after 1 s, /proc and evidence have 2 s each, and a doctor looks twice.
@@ -27,7 +19,7 @@ BOUND_S = 25.0
 
 
 @pytest.fixture
-def hung(doctor_node: DoctorNode, tmp_path: Path) -> tuple[SceneContainer, tuple[str, ...]]:
+def hung(doctor_node, tmp_path) -> tuple[SceneContainer, tuple[str, ...]]:
     """A region whose lock is held by a process that never answers, and how to be its reader."""
     place = doctor_node.container()
     inside = place.start()
@@ -55,9 +47,7 @@ def shown(reader: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("words", [("ps",), ("exporter", "--once"), ("doctor", "--repair")])
-def test_a_verb_about_the_node_ends(
-    doctor_node: DoctorNode, hung: tuple[SceneContainer, tuple[str, ...]], words: tuple[str, ...]
-) -> None:
+def test_a_verb_about_the_node_ends(doctor_node, hung, words):
     _, reader = hung
     verb, *options = words
     place = ("--root", str(doctor_node.root), "--library", "/none")
@@ -66,16 +56,12 @@ def test_a_verb_about_the_node_ends(
 
 
 @pytest.mark.parametrize("words", [("reap",), ("show",)])
-def test_a_verb_about_the_region_ends(
-    hung: tuple[SceneContainer, tuple[str, ...]], words: tuple[str, ...]
-) -> None:
+def test_a_verb_about_the_region_ends(hung, words):
     place, reader = hung
     shown(reader, *words, str(place.path))
 
 
-def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(
-    hung: tuple[SceneContainer, tuple[str, ...]],
-) -> None:
+def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(hung):
     place, reader = hung
     answer = json.loads(shown(reader, "lock", "status", str(place.path), "--json").stdout)
     assert (answer["held"], answer["owner_life"]) == (True, "unknown")
@@ -83,9 +69,7 @@ def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(
     assert json.loads(shown((), "lock", "status", str(place.path), "--json").stdout)["held"]
 
 
-def test_an_agent_repairs_the_others_and_ends_in_order(
-    doctor_node: DoctorNode, hung: tuple[SceneContainer, tuple[str, ...]], tmp_path: Path
-) -> None:
+def test_an_agent_repairs_the_others_and_ends_in_order(doctor_node, hung, tmp_path):
     _, reader = hung
     log = tmp_path / "agent.log"
     with Agent(doctor_node.root, "--repair", log=log, inside=reader) as agent:

@@ -48,7 +48,6 @@ def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", REPAIR, str(doctor_node.root)], stdout=subprocess.PIPE
         ) as doctor:
-            assert doctor.stdout is not None
             # Diagnosed: from here on it is at work.
             doctor.stdout.readline()
             time.sleep(dice.uniform(0, 0.02))
@@ -66,12 +65,10 @@ def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
-def test_a_killed_repair_is_finished_by_the_next(doctor_node: DoctorNode, layout: Layout) -> None:
+def test_a_killed_repair_is_finished_by_the_next(doctor_node, layout):
     killed_repairs(doctor_node, layout, 2)
 
 
 @pytest.mark.slow
-def test_many_killed_repairs_are_finished_by_the_next(
-    doctor_node: DoctorNode, layout: Layout
-) -> None:
+def test_many_killed_repairs_are_finished_by_the_next(doctor_node, layout):
     killed_repairs(doctor_node, layout, scaled(30, 2))

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import OTHER, SECOND
 from support.containers import Container, needs_namespaces
 from support.doctor_node import DoctorNode, kinds
@@ -13,7 +12,7 @@ from support.seen_node import seen
 
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.doctor.findings import confirmed
-from libhamiregion.node import NvmlSample, NvmlSampler, NvmlState
+from libhamiregion.node import NvmlSample, NvmlState
 from libhamiregion.node.node_lock import LockUse, NodeLock
 
 pytestmark = needs_namespaces
@@ -35,9 +34,7 @@ def monitor() -> Iterator[Container]:
 # ---- The driver ---------------------------------------------------------------------------------
 
 
-def test_driver_figures_that_agree_are_no_finding(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_driver_figures_that_agree_are_no_finding(doctor_node, fake_driver, nvml_sampler):
     """Within a tenth, or what contexts and modules usually take."""
     place = doctor_node.container()
     inside = place.start()
@@ -55,9 +52,7 @@ def test_driver_figures_that_agree_are_no_finding(
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_driver_memory_far_from_what_is_accounted(
-    more: bool, doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_driver_memory_far_from_what_is_accounted(more, doctor_node, fake_driver, nvml_sampler):
     place = doctor_node.container()
     inside = place.start(used=4 * GIB)
     driver = 4 * GIB + (1 if more else -1) * 900 * MIB
@@ -71,8 +66,8 @@ def test_driver_memory_far_from_what_is_accounted(
 
 @pytest.mark.parametrize("how", ["variable", "limit", "sum", "unlimited beside a limit"])
 def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
-    how: str, doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    how, doctor_node, fake_driver, nvml_sampler
+):
     limit = {"limit": 90 * GIB, "sum": 60 * GIB}.get(how, 20 * GIB)
     environment = {"CUDA_OVERSUBSCRIBE": "true"} if how == "variable" else {}
     inside = doctor_node.container(memory_limits=[limit]).start(
@@ -88,9 +83,7 @@ def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
     assert found.cause == "driver_more"
 
 
-def test_oversubscription_is_what_libvgpu_takes_for_it(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_oversubscription_is_what_libvgpu_takes_for_it(doctor_node, fake_driver, nvml_sampler):
     environment = {"CUDA_OVERSUBSCRIBE": "false", "MY_CUDA_OVERSUBSCRIBE": "true"}
     inside = doctor_node.container().start(used=4 * GIB, environment=environment)
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
@@ -109,13 +102,8 @@ def test_oversubscription_is_what_libvgpu_takes_for_it(
     ],
 )
 def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
-    used: int,
-    limits: list[str | None],
-    is_found: bool,
-    doctor_node: DoctorNode,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-) -> None:
+    used, limits, is_found, doctor_node, fake_driver, nvml_sampler
+):
     for number, limit in enumerate(limits):
         doctor_node.container(name=f"c{number}", memory_limits=[limit])
     fake_driver.play(CARD.replace(f" {5000 * MIB} ", f" {used * MIB} "))
@@ -125,8 +113,8 @@ def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
 
 
 def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    doctor_node, fake_driver, nvml_sampler
+):
     inside = doctor_node.container().start()
     gone = f"process 0 compute 4194303 {3 * GIB}"
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}", gone)
@@ -136,9 +124,7 @@ def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
     assert "pid 4194303 of the host" in found.evidence
 
 
-def test_a_process_that_escapes_its_region(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_process_that_escapes_its_region(doctor_node, fake_driver, nvml_sampler):
     place = doctor_node.container()
     inside = place.start()
     pid, escaped = inside.child("fork")
@@ -152,14 +138,11 @@ def test_a_process_that_escapes_its_region(
     assert (found.kind, found.pid, found.device) == (FindingKind.PROCESS_ESCAPES, pid, 0)
     assert found.cause == "no_library"
     assert found.evidence.endswith("; it has no libvgpu.so loaded")
-    assert found.container is not None
     assert found.container.pod_uid == place.pod_uid
     assert "2 GiB" in found.summary
 
 
-def test_utilisation_that_the_region_does_not_record(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_utilisation_that_the_region_does_not_record(doctor_node, fake_driver, nvml_sampler):
     place = doctor_node.container()
     inside = place.start()
     fake_driver.play(
@@ -176,8 +159,8 @@ def test_utilisation_that_the_region_does_not_record(
 
 
 def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    doctor_node, fake_driver, nvml_sampler
+):
     doctor_node.container()
     doctor_node.container(uuids=[OTHER])
     for code, state in ((15, "gpu_is_lost"), (16, "reset_required"), (999, "unknown_error")):
@@ -191,7 +174,7 @@ def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
 
 
 @pytest.mark.parametrize(("age_s", "is_found"), [(5, False), (599, False), (601, True)])
-def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(age_s: float, is_found: bool) -> None:
+def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(age_s, is_found):
     sample = NvmlSample(1, NvmlState.MIG_APPLY, mig_apply_s=age_s)
     found = diagnose(seen(sample=sample))
     assert (FindingKind.MIG_APPLY_STUCK in kinds(found)) == is_found
@@ -211,21 +194,15 @@ def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(age_s: float, is_f
     ],
 )
 def test_findings_of_two_gpus_do_not_confirm_each_other(
-    doctor_node: DoctorNode,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    kind: FindingKind,
-    played: tuple[str, ...],
-) -> None:
+    doctor_node, fake_driver, nvml_sampler, kind, played
+):
     fake_driver.play(*played)
     first, second = doctor_node.findings(sampler=nvml_sampler)
     assert [(each.kind, each.device) for each in (first, second)] == [(kind, 0), (kind, 1)]
     assert confirmed([first, second], {first.key}) == [first]
 
 
-def test_a_figure_of_the_driver_that_cannot_be_is_a_note(
-    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_figure_of_the_driver_that_cannot_be_is_a_note(doctor_node, fake_driver, nvml_sampler):
     fake_driver.play(CARD.replace(" 37 12 ", " 101 12 "))
     (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.cause) == (FindingKind.FIGURE_IMPOSSIBLE, "driver")
@@ -235,9 +212,7 @@ def test_a_figure_of_the_driver_that_cannot_be_is_a_note(
 # ---- SM limits ----------------------------------------------------------------------------------
 
 
-def test_a_monitor_switches_a_limit_on_while_others_use_the_gpu(
-    doctor_node: DoctorNode, monitor: Container
-) -> None:
+def test_a_monitor_switches_a_limit_on_while_others_use_the_gpu(doctor_node, monitor):
     first, second = doctor_node.container(sm_limits=[50]), doctor_node.container()
     for place in (first, second):
         place.start()
@@ -256,17 +231,13 @@ def blocked(doctor_node: DoctorNode) -> SceneContainer:
     return place
 
 
-def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(
-    doctor_node: DoctorNode, monitor: Container
-) -> None:
+def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(doctor_node, monitor):
     for place in (blocked(doctor_node), doctor_node.container()):
         monitor.tell("map", place.path)
     assert doctor_node.findings() == ()
 
 
-def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
-    doctor_node: DoctorNode,
-) -> None:
+def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(doctor_node):
     blocked(doctor_node)
     with contextlib.closing(NodeLock(LockUse.FEEDBACK)) as lock:
         lock.hold([str(doctor_node.root)])

@@ -4,7 +4,6 @@ import os
 
 import pytest
 from support.containers import needs_namespaces
-from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from support.wait import eventually
 
@@ -14,7 +13,7 @@ from libhamiregion.doctor import FindingKind, confirmed, repair
 pytestmark = needs_namespaces
 
 
-def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
+def test_a_lock_that_nobody_has_signed_for(doctor_node):
     """Watched for too short a time nothing is proved, and nothing done."""
     place = doctor_node.container()
     place.start()
@@ -28,9 +27,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
 
 
 @pytest.mark.slow
-def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(
-    doctor_node: DoctorNode,
-) -> None:
+def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(doctor_node):
     place = doctor_node.container()
     place.start()
     hold(place, 0)
@@ -40,7 +37,7 @@ def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(
     assert doctor_node.findings() == ()
 
 
-def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNode) -> None:
+def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node):
     """However often it is held when somebody looks."""
     place = doctor_node.container()
     place.start().tell("lock_again_and_again")
@@ -57,7 +54,7 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNo
     eventually(has_been_seen_held)
 
 
-def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: DoctorNode) -> None:
+def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node):
     place = doctor_node.container()
     first = place.start()
     second, _ = place.spawn(first)
@@ -72,7 +69,7 @@ def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: Doc
     assert confirmed(doctor_node.findings(settle_s=0), {found.key}) == []
 
 
-def test_a_tool_that_holds_the_lock_is_named(doctor_node: DoctorNode) -> None:
+def test_a_tool_that_holds_the_lock_is_named(doctor_node):
     place = doctor_node.container()
     place.start()
     with open_region(place.path, writable=True) as region, region.lock():
@@ -81,7 +78,7 @@ def test_a_tool_that_holds_the_lock_is_named(doctor_node: DoctorNode) -> None:
     assert f"the lock was held by process {os.getpid()} (" in found.summary
 
 
-def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: DoctorNode) -> None:
+def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node):
     place = doctor_node.container()
     inside = place.start(host_pid=False)
     inside.tell("lock")
@@ -97,7 +94,7 @@ def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: D
     assert done.done
 
 
-def test_a_dry_run_writes_nothing_and_takes_no_lock(doctor_node: DoctorNode) -> None:
+def test_a_dry_run_writes_nothing_and_takes_no_lock(doctor_node):
     place = doctor_node.container(layout=Layout.V1_1)
     place.add_process(NOBODY + 1, {0: 1})
     place.start(host_pid=False)

@@ -20,9 +20,7 @@ def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[SceneContainer, int]
     return place, inside.host_pid
 
 
-def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_others(
-    doctor_node: DoctorNode,
-) -> None:
+def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_others(doctor_node):
     places = [with_a_wrong_host_pid(doctor_node) for _ in range(4)]
     findings = doctor_node.findings()
     assert [each.kind for each in findings] == [FindingKind.HOST_PID_WRONG] * 4
@@ -46,9 +44,7 @@ def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_othe
         assert place.host_pids() == {1: host_pid}
 
 
-def test_a_dry_run_proves_a_death_beside_a_known_process_with_the_same_pid(
-    doctor_node: DoctorNode, bystander: int
-) -> None:
+def test_a_dry_run_proves_a_death_beside_a_known_process_with_the_same_pid(doctor_node, bystander):
     """What that process maps is kept for minutes: it may have mapped the region since."""
     place = doctor_node.container()
     place.add_process(bystander, {0: 1 << 30})

@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
@@ -20,7 +18,7 @@ SETTLE_S = 0.03
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeScene]:
+def node(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
 
@@ -44,32 +42,25 @@ def start(
     return pod, inside.host_pid
 
 
-def test_a_share_without_a_region_is_an_error(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_share_without_a_region_is_an_error(node, fake_driver, nvml_sampler):
     _, host_pid = start(node, SHARE)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
     (found,) = findings(node, nvml_sampler)
     assert (found.severity.value, found.cause, found.pid) == ("error", "no_library", 1)
-    assert found.container is not None
     assert found.container.pod == "llm-0"
     assert "500 MiB" in found.summary
     assert f"pid {host_pid}" in found.evidence
     assert "a memory limit of 1 GiB and an SM limit of 30 %" in found.evidence
 
 
-def test_a_whole_gpu_and_an_idle_container_are_no_finding(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_whole_gpu_and_an_idle_container_are_no_finding(node, fake_driver, nvml_sampler):
     _, host_pid = start(node, {})
     start(node, SHARE)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
     assert findings(node, nvml_sampler) == []
 
 
-def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(node, fake_driver, nvml_sampler):
     """Maps are kept for minutes: those of a process that is new on the driver's list are not."""
     pod, host_pid = start(node, SHARE, region=True)
     fake_driver.play(CARD)
@@ -86,9 +77,7 @@ def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
     assert FindingKind.SHARE_NOT_LIMITED not in kinds
 
 
-def test_environments_are_read_once(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_environments_are_read_once(node, fake_driver, nvml_sampler):
     """A process without a region has /proc listed once, not at every observation."""
     _, host_pid = start(node, SHARE)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
@@ -97,14 +86,11 @@ def test_environments_are_read_once(
         first = observer.observe()
         second = observer.observe()
     entry = first.processes.entries[host_pid]
-    assert entry.share is not None
     assert entry.share.sm_limit_percent == 30
     assert second.processes is first.processes
 
 
-def test_a_share_that_only_kubelet_has_noted_is_one_too(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
-) -> None:
+def test_a_share_that_only_kubelet_has_noted_is_one_too(node, fake_driver, nvml_sampler, tmp_path):
     """A program can be started with an empty environment, as after a login over SSH."""
     pod, host_pid = start(node, {})
     path = tmp_path / "checkpoint"

@@ -55,7 +55,7 @@ def orphan(place: SceneContainer, *, host_pid: bool) -> int:
     [(Layout.V1_1_POSTINIT, True), (Layout.V1_2, False), (Layout.V1_1, False)],
     ids=lambda value: value.value if isinstance(value, Layout) else None,
 )
-def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: bool) -> None:
+def test_an_orphaned_slot(doctor_node, layout, host_pid):
     place = doctor_node.container(layout=layout)
     slot = orphan(place, host_pid=host_pid)
     others = [] if host_pid else [FindingKind.HOST_PID_WRONG]
@@ -71,7 +71,7 @@ def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: boo
     assert place.used() == 4 * GIB
 
 
-def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: DoctorNode) -> None:
+def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node):
     place = doctor_node.container()
     slot = orphan(place, host_pid=True)
     with at_work(place, slot):
@@ -82,7 +82,7 @@ def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: D
     assert place.used() == GIB
 
 
-def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
+def test_a_process_that_stands_twice(doctor_node):
     """A repair that was killed has taken its slot in and has not emptied the copy."""
     place = doctor_node.container()
     slot = orphan(place, host_pid=True)
@@ -108,7 +108,7 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
-def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
+def test_a_seqlock_that_a_death_left_odd(doctor_node, layout):
     """In a file that says 1.1 too, where processes of 2.8.1 and later keep it at 1.2's place."""
     place = doctor_node.container(layout=layout)
     slot = place.add_process(DEAD, {0: GIB})
@@ -118,7 +118,7 @@ def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout
     assert seqlock_of(place, slot) % 2 == 0
 
 
-def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
+def test_a_seqlock_that_moves_is_no_finding(doctor_node):
     """A writer is inside at both checks, and has been in and out in between."""
     place = doctor_node.container()
     place.start()
@@ -133,7 +133,7 @@ def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
 # ---- The table ----------------------------------------------------------------------------------
 
 
-def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) -> None:
+def test_where_proc_shows_too_little_that_is_said_once(doctor_node):
     places = [doctor_node.container(), doctor_node.container()]
     insides = [place.start() for place in places]
     elsewhere = DoctorNode(doctor_node.directory, proc=f"/proc/{insides[0].host_pid}/root/proc")
@@ -147,9 +147,7 @@ def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) 
         elsewhere.close()
 
 
-def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
-    doctor_node: DoctorNode,
-) -> None:
+def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(doctor_node):
     place, other = doctor_node.container(), doctor_node.container()
     victim = other.start()
     inside = place.start()
@@ -177,14 +175,12 @@ def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
 # ---- One diagnosis at a time --------------------------------------------------------------------
 
 
-def test_a_negative_time_is_refused(doctor_node: DoctorNode) -> None:
+def test_a_negative_time_is_refused(doctor_node):
     with pytest.raises(ValueError, match="0 or more seconds"):
         doctor_node.findings(settle_s=-1)
 
 
-def test_a_process_that_leaves_during_the_second_look_is_no_finding(
-    doctor_node: DoctorNode,
-) -> None:
+def test_a_process_that_leaves_during_the_second_look_is_no_finding(doctor_node):
     place = doctor_node.container()
     inside = place.start()
     pid, _ = place.spawn(inside, host_pid=False)

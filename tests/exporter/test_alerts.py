@@ -1,11 +1,10 @@
 """Each alert fires in a real Prometheus, with the labels that Kubernetes' targets have."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -14,9 +13,6 @@ from support.wait import eventually
 
 from libhamiregion.doctor import FindingKind, Severity
 from libhamiregion.exporter import FAMILIES, MetricsServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
@@ -120,7 +116,7 @@ def scrape_config(urls: list[str], **changed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory) -> Iterator[Prometheus]:
     """Prometheus with our rules, without their waiting times, and two servers; one goes away.
 
     The same node is scraped by the page's configuration, and once more without `honor_labels`.
@@ -157,7 +153,7 @@ def firing(prometheus: Prometheus) -> list[dict[str, str]]:
     return [each["labels"] for each in found if each["state"] == "firing"]
 
 
-def test_each_alert_fires_and_names_a_container_of_the_node(prometheus: Prometheus) -> None:
+def test_each_alert_fires_and_names_a_container_of_the_node(prometheus):
     eventually(lambda: {each["alertname"] for each in firing(prometheus)} == set(alerts()))
     for labels in firing(prometheus):
         if labels["alertname"].startswith("GPU") and "pod" in labels:
@@ -170,7 +166,7 @@ def test_each_alert_fires_and_names_a_container_of_the_node(prometheus: Promethe
     assert [each["job"] for each in down] == ["pods"]
 
 
-def test_each_kind_of_error_has_exactly_one_alert(prometheus: Prometheus) -> None:
+def test_each_kind_of_error_has_exactly_one_alert(prometheus):
     def counted() -> Counter[str]:
         return Counter(each["pod"] for each in firing(prometheus) if "pod" in each)
 
@@ -181,7 +177,7 @@ def test_each_kind_of_error_has_exactly_one_alert(prometheus: Prometheus) -> Non
     assert counted()["near-limit"] == 1
 
 
-def test_what_an_alert_points_to_is_there() -> None:
+def test_what_an_alert_points_to_is_there():
     for name, rule in alerts().items():
         url = rule["annotations"]["runbook_url"]
         path, _, anchor = url.partition("/blob/main/")[2].partition("#")
@@ -195,7 +191,7 @@ def test_what_an_alert_points_to_is_there() -> None:
         assert wanted <= headings, name
 
 
-def test_what_an_alert_prints_does_no_harm_as_it_is() -> None:
+def test_what_an_alert_prints_does_no_harm_as_it_is():
     """Commands look or repair with proof; one that changes a limit has no value yet."""
     for rule in alerts().values():
         for command in re.findall(r"`(kubectl [^`]*)`", rule["annotations"]["description"]):
@@ -205,7 +201,7 @@ def test_what_an_alert_prints_does_no_harm_as_it_is() -> None:
             assert "-n hamiregion" not in command
 
 
-def test_the_scene_has_only_metrics_that_there_are() -> None:
+def test_the_scene_has_only_metrics_that_there_are():
     known = {family.name for family in FAMILIES}
     text = b"".join(Faults().pieces()).decode()
     assert set(re.findall(r"^(\w+)", text, re.MULTILINE)) <= known

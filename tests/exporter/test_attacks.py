@@ -7,11 +7,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import Actor
 from support.exporter_process import exporter_process
 from support.exposition import WITHOUT_DOCTOR, parsed
 from support.node_scene import NodeScene
@@ -27,7 +26,7 @@ USED = "hami_vgpu_memory_used_bytes"
 
 
 @pytest.fixture(scope="module")
-def full_region(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_region(tmp_path_factory) -> Path:
     """A region with every slot and every device in use."""
     path = tmp_path_factory.mktemp("full") / "usage.cache"
     create_region(path, uuids=UUIDS, memory_limits=["64GiB"] * DEVICES)
@@ -40,7 +39,6 @@ def full_region(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def anonymous_bytes(pid: int) -> int:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     found = re.search(r"^Anonymous:\s+(\d+) kB", rollup, re.MULTILINE)
-    assert found is not None
     return int(found[1]) * 1024
 
 
@@ -66,8 +64,8 @@ def highest_while_scraped(files: NodeScene, *arguments: str) -> tuple[int, bytes
     ("containers", "most_mib"), [(15, 45), pytest.param(60, 100, marks=pytest.mark.slow)]
 )
 def test_containers_with_full_tables_take_no_memory_for_each_slot(
-    tmp_path: Path, full_region: Path, containers: int, most_mib: int
-) -> None:
+    tmp_path, full_region, containers, most_mib
+):
     files = NodeScene(tmp_path)
     for number in range(containers):
         shutil.copy(
@@ -101,7 +99,6 @@ def mapping(paths: list[Path]) -> Iterator[int]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "mapped\n"
         yield process.pid
         process.communicate("")
@@ -109,9 +106,7 @@ def mapping(paths: list[Path]) -> Iterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
-def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
-    tmp_path: Path, full_region: Path
-) -> None:
+def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(tmp_path, full_region):
     files = NodeScene(tmp_path)
     own = [tmp_path / f"own-{number}.cache" for number in range(16)]
     for path in own:
@@ -121,9 +116,7 @@ def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
         assert highest < 100 * MIB
 
 
-def test_utilisation_above_100_is_the_sum_of_the_processes(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_utilisation_above_100_is_the_sum_of_the_processes(tmp_path, actor):
     files = NodeScene(tmp_path)
     path = files.container(uuids=UUIDS[:1]).path
     for sm in (80, 90):

@@ -5,11 +5,8 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from support.actors import Actor
 from support.exposition import Exposition, exporter_of, parsed, scrape
 from support.node_scene import NodeScene
 from support.region_file import RegionFile, truncate
@@ -38,8 +35,8 @@ def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
     ],
 )
 def test_a_region_that_breaks_between_scrapes_is_absent_with_a_reason(
-    files: NodeScene, exporter: NodeExporter, damage: Callable[[Path], None], reason: str
-) -> None:
+    files, exporter, damage, reason
+):
     bad = files.container(pod="bad", uuids=[UUID], memory_limits=["1GiB"]).path
     files.container(pod="good", uuids=[UUID], memory_limits=["2GiB"])
     assert pods(exporter) == {"bad", "good"}
@@ -56,9 +53,7 @@ def test_a_region_that_breaks_between_scrapes_is_absent_with_a_reason(
     assert pods(exporter) == {"good"}
 
 
-def test_a_container_without_a_file_has_its_reason_and_then_its_figures(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_a_container_without_a_file_has_its_reason_and_then_its_figures(files, exporter):
     directory = files.container(pod="late", region=False).directory
     assert parsed(exporter.render()).labels(MISSING)["reason"] == "no_file"
     create_region(directory / "usage.cache", uuids=[UUID])
@@ -68,8 +63,8 @@ def test_a_container_without_a_file_has_its_reason_and_then_its_figures(
 
 
 def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figures(
-    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
-) -> None:
+    files, exporter, actor
+):
     """A pod of a stateful set that was made again: new directory, same names."""
     old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     first = actor(old)
@@ -94,10 +89,7 @@ def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figu
     assert found.value(process) == 3 << 20
 
 
-def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
-    files: NodeScene,
-    exporter: NodeExporter,
-) -> None:
+def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(files, exporter):
     path = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     assert parsed(exporter.render()).value(LIMIT) == 1 << 30
     path.unlink()
@@ -108,9 +100,7 @@ def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
     assert found.labels("hamiregion_container_info")["layout"] == "1.1"
 
 
-def test_of_two_containers_with_the_same_names_the_newer_is_shown(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_of_two_containers_with_the_same_names_the_newer_is_shown(files, exporter):
     old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     new = files.container(uuids=[UUID], memory_limits=["2GiB"]).path
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
@@ -123,9 +113,7 @@ def test_of_two_containers_with_the_same_names_the_newer_is_shown(
     assert scrape(exporter).value(LIMIT) == 1 << 30
 
 
-def test_a_newer_directory_without_a_region_stands_before_no_figures(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_a_newer_directory_without_a_region_stands_before_no_figures(files, exporter):
     old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
     files.container(region=False)
@@ -134,17 +122,13 @@ def test_a_newer_directory_without_a_region_stands_before_no_figures(
 
 
 @pytest.mark.parametrize(("mark", "blocked"), [(-(2**31), 1), (-1, 1), (0, 0), (2, 0)])
-def test_a_container_is_blocked_where_its_launch_mark_is_below_0(
-    files: NodeScene, exporter: NodeExporter, mark: int, blocked: int
-) -> None:
+def test_a_container_is_blocked_where_its_launch_mark_is_below_0(files, exporter, mark, blocked):
     files.container(uuids=[UUID]).put("recent_kernel", mark)
     found = parsed(exporter.render())
     assert found.value("hamiregion_container_blocked") == blocked
 
 
-def test_names_that_are_learned_later_take_the_place_of_the_uid(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_names_that_are_learned_later_take_the_place_of_the_uid(files, exporter):
     path = files.container(pod=None, uuids=[UUID]).path
     uid = path.parent.name.partition("_")[0]
     labels = parsed(exporter.render()).labels(USED)
@@ -154,7 +138,7 @@ def test_names_that_are_learned_later_take_the_place_of_the_uid(
     assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
 
 
-def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
+def test_nothing_is_kept_of_containers_that_are_gone(tmp_path):
     files = NodeScene(tmp_path)
     path = files.container(uuids=[UUID]).path
     files.container(pod="stays", uuids=[UUID])
@@ -170,12 +154,7 @@ def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
         assert kept() is None
 
 
-def test_the_dead_are_told_by_what_they_still_count(
-    files: NodeScene,
-    exporter: NodeExporter,
-    actor: Callable[..., Actor],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_dead_are_told_by_what_they_still_count(files, exporter, actor, monkeypatch):
     monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = files.container(uuids=[UUID]).path
     victim = actor(path)
@@ -197,9 +176,7 @@ def test_the_dead_are_told_by_what_they_still_count(
     assert scrape(exporter).value("hamiregion_device_memory_dead_bytes") == 0
 
 
-def test_a_left_over_of_a_deleted_pod_has_no_figures(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_a_left_over_of_a_deleted_pod_has_no_figures(tmp_path, actor):
     files = NodeScene(tmp_path)
     gone = files.container(pod="gone", uuids=[UUID]).path
     idle = files.container(pod="idle", uuids=[UUID]).path
@@ -236,9 +213,7 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
         assert len(pods(exporter_of(node, gone_after_s=None))) == 4
 
 
-def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(files, exporter):
     """As when the source of names cannot be reached."""
     for pod in ("one", "two"):
         path = files.container(pod=pod, uuids=[UUID]).path
@@ -248,9 +223,7 @@ def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(
     assert pods(exporter) == {"one", "two"}
 
 
-def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(files, exporter):
     for number in range(100):
         files.container(pod=f"pod-{number}", uuids=[UUID])
     whole = exporter.render(names=[USED])
@@ -269,9 +242,7 @@ def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
     assert parsed(exporter.render()).value("hamiregion_scrape_duration_seconds_count") == 6
 
 
-def test_readiness_goes_with_the_roots(
-    tmp_path: Path, files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_readiness_goes_with_the_roots(tmp_path, files, exporter):
     assert exporter.not_ready() is None
     shutil.rmtree(files.root)
     exporter.render()
@@ -283,9 +254,7 @@ def test_readiness_goes_with_the_roots(
         assert str(tmp_path / "none*") in str(exporter.not_ready())
 
 
-def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(tmp_path, caplog):
     files = NodeScene(tmp_path)
     files.container(uuids=[UUID])
     proc = tmp_path / "proc"
@@ -310,7 +279,7 @@ def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(
     assert sum("recovered" in each for each in told) == 2
 
 
-def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_path):
     files = NodeScene(tmp_path)
     files.container(uuids=[UUID])
     with files.open() as node:
@@ -323,7 +292,7 @@ def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_pat
             exporter_of(node, collectors=("gpus",))
 
 
-def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
+def test_what_an_agent_counts_is_exported_beside_it(tmp_path):
     counted = {"feedback_writes": 3, "feedback_paused": 1}
     with NodeScene(tmp_path).open() as node:
         exporter = exporter_of(node, counters=lambda: counted)
@@ -335,9 +304,7 @@ def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
         assert now.value("hamiregion_agent_events_total", event="feedback_writes") == 5
 
 
-def test_the_node_has_the_name_of_the_environment_or_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_node_has_the_name_of_the_environment_or_the_hosts(tmp_path, monkeypatch):
     with NodeScene(tmp_path).open() as node:
         monkeypatch.delenv("NODE_NAME", raising=False)
         assert Observer(node).observe().node_name == os.uname().nodename
@@ -348,9 +315,7 @@ def test_the_node_has_the_name_of_the_environment_or_the_hosts(
         assert "mine" in NodeExporter(node, node_name="mine").page().decode()
 
 
-def test_health_is_bad_if_an_observation_does_not_return(
-    files: NodeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_is_bad_if_an_observation_does_not_return(files, monkeypatch):
     with files.open() as node:
         observer = Observer(node)
         exporter = NodeExporter(node, observer=observer)

@@ -46,7 +46,7 @@ GIVEN = {
 }
 
 
-def test_the_monitors_names_and_labels_are_all_there_with_the_zone() -> None:
+def test_the_monitors_names_and_labels_are_all_there_with_the_zone():
     found = {
         family.name: family.labels
         for family in FAMILIES
@@ -55,18 +55,18 @@ def test_the_monitors_names_and_labels_are_all_there_with_the_zone() -> None:
     assert found == GIVEN
 
 
-def test_the_build_info_alone_has_no_zone() -> None:
+def test_the_build_info_alone_has_no_zone():
     (build,) = (each for each in FAMILIES if each.origin != "own" and not each.constant)
     assert build.name == "hami_build_info"
     assert {"version", "revision", "build_date"} <= set(build.labels)
 
 
-def test_no_name_stands_twice() -> None:
+def test_no_name_stands_twice():
     names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
 
 
-def test_our_own_names_are_in_base_units_under_our_prefix() -> None:
+def test_our_own_names_are_in_base_units_under_our_prefix():
     for family in (each for each in FAMILIES if each.origin == "own"):
         assert re.fullmatch(r"hamiregion_[a-z]+(_[a-z]+)*", family.name)
         assert family.help.endswith(".")
@@ -76,14 +76,14 @@ def test_our_own_names_are_in_base_units_under_our_prefix() -> None:
             assert wrong not in family.name
 
 
-def test_all_labels_are_valid_names_and_none_stands_twice_in_a_family() -> None:
+def test_all_labels_are_valid_names_and_none_stands_twice_in_a_family():
     for family in FAMILIES:
         names = [*family.labels, *dict(family.constant)]
         assert len(set(names)) == len(names)
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
 
 
-def test_the_documentation_lists_exactly_these_families_with_their_labels_and_help() -> None:
+def test_the_documentation_lists_exactly_these_families_with_their_labels_and_help():
     rows = {}
     for line in DOCS.read_text(encoding="utf-8").splitlines():
         if line.startswith("Labels: "):
@@ -95,9 +95,7 @@ def test_the_documentation_lists_exactly_these_families_with_their_labels_and_he
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
-def test_promtool_finds_nothing_wrong_with_our_own_names_nor_with_the_monitors(
-    tmp_path: Path,
-) -> None:
+def test_promtool_finds_nothing_wrong_with_our_own_names_nor_with_the_monitors(tmp_path):
     files = NodeScene(tmp_path)
     files.golden("1.2-many-processes")
     files.container("waiting", region=False)

@@ -2,17 +2,13 @@
 
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from support.actors import Actor
 from support.exposition import exporter_of, parsed
 from support.node_scene import NodeScene
 from support.region_file import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
-from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import processes
 from libhamiregion.text import printable
 
@@ -21,9 +17,7 @@ DEVICE_FAMILIES = 20
 CONTAINER_FAMILIES = 20
 
 
-def test_1024_invented_processes_get_no_series_of_their_own(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_1024_invented_processes_get_no_series_of_their_own(files, exporter):
     path = files.container(uuids=[f"GPU-{index}" for index in range(DEVICES)]).path
     file = RegionFile(path, Layout.V1_2)
     for slot in range(SLOTS):
@@ -43,8 +37,8 @@ def test_1024_invented_processes_get_no_series_of_their_own(
 
 
 def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
-    tmp_path: Path, actor: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, actor, monkeypatch
+):
     files = NodeScene(tmp_path)
     path = files.container(uuids=["GPU-a", "GPU-b"]).path
     actors = [actor(path) for _ in range(5)]
@@ -73,9 +67,7 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         )
 
 
-def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
-    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
-) -> None:
+def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(files, exporter, actor):
     without = files.container("old", layout=Layout.UNVERSIONED_NO_UTIL, uuids=["GPU-a"]).path
     beside = files.container("new", layout=Layout.V1_2, uuids=["GPU-b"]).path
     # The lock and the slots of the old layout are read-only: the slot is written by hand.
@@ -93,8 +85,8 @@ def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
 
 
 def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_summed(
-    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
-) -> None:
+    files, exporter, actor
+):
     path = files.container(uuids=["GPU-a"]).path
     file = RegionFile(path, Layout.V1_2)
     one = actor(path)
@@ -109,9 +101,7 @@ def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_su
     assert found.value("hami_vgpu_memory_used_bytes") == 6 << 20
 
 
-def test_one_uuid_on_all_devices_makes_no_series_twice(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_one_uuid_on_all_devices_makes_no_series_twice(tmp_path, actor):
     files = NodeScene(tmp_path)
     path = files.container(uuids=[UUID] * DEVICES, memory_limits=["1GiB"] * DEVICES).path
     actor(path)("attach")
@@ -126,7 +116,7 @@ def test_one_uuid_on_all_devices_makes_no_series_twice(
         assert len(found.series(name)) == DEVICES
 
 
-def test_hostile_uuids_are_escaped(files: NodeScene, exporter: NodeExporter) -> None:
+def test_hostile_uuids_are_escaped(files, exporter):
     uuids = [b'GPU-"} 1\\', b"GPU-\\n\\\\", b"GPU-%d%s{}", b"GPU-" + b"x" * 91]
     file = files.container(uuids=[UUID] * len(uuids))
     for device, uuid in enumerate(uuids):
@@ -135,9 +125,7 @@ def test_hostile_uuids_are_escaped(files: NodeScene, exporter: NodeExporter) -> 
     assert {dict(labels)["device_uuid"] for labels in found} == {uuid.decode() for uuid in uuids}
 
 
-def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(files, exporter):
     file = files.container(pod="hostile", uuids=[UUID])
     files.container(pod="good", uuids=[UUID])
     assert len(parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")) == 2
@@ -148,9 +136,7 @@ def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(
     assert (missing["pod"], missing["reason"]) == ("hostile", "unknown_layout")
 
 
-def test_hostile_directory_names_are_one_printable_line_each(
-    files: NodeScene, exporter: NodeExporter
-) -> None:
+def test_hostile_directory_names_are_one_printable_line_each(files, exporter):
     uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
     names = ['a"b', "a\nb", "back\\slash", "x" * 200, "sm\u00f6rg\u00e5s", "\udcff\udcfe"]
     for name in names:
@@ -161,7 +147,7 @@ def test_hostile_directory_names_are_one_printable_line_each(
     assert all(name.isprintable() for name in shown)
 
 
-def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
+def test_values_of_all_ones_are_numbers_like_any_other(tmp_path):
     files = NodeScene(tmp_path)
     file = files.container(uuids=[UUID])
     most = 2**64 - 1
@@ -181,7 +167,7 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
 
 
-def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path: Path) -> None:
+def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path):
     files = NodeScene(tmp_path)
     bad = files.golden("1.2-many-processes")
     files.container("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])

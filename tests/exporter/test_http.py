@@ -1,7 +1,5 @@
 """The metrics server: answers, TLS, passwords, and clients that are slow or hostile."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import gzip
@@ -12,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -41,11 +41,6 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion.exporter import CONTENT_TYPE, MetricsServer, http
 from libhamiregion.exporter.http import CONNECTIONS, DEADLINE_S, CompressedBody, accepts_gzip
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from typing import Any
-
 HERE = "127.0.0.1:0"
 PASSWORD = "a right one"
 
@@ -73,7 +68,7 @@ class TextSource:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., MetricsServer]]:
+def serve(tmp_path) -> Iterator[Callable[..., MetricsServer]]:
     """Start a server, with a web configuration if a text is given."""
     with contextlib.ExitStack() as stack:
 
@@ -89,12 +84,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., MetricsServer]]:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory) -> Authority:
     return Authority.in_directory(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def certificate(authority: Authority) -> tuple[Path, Path]:
+def certificate(authority) -> tuple[Path, Path]:
     return authority.issue("server", "IP:127.0.0.1", "DNS:localhost")
 
 
@@ -115,7 +110,7 @@ def basic(password: str = PASSWORD, user: str = "me") -> str:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def test_metrics_are_prometheus_text_compressed_or_not(serve: Callable[..., MetricsServer]) -> None:
+def test_metrics_are_prometheus_text_compressed_or_not(serve):
     text = b"".join(b'a{n="%d"} %d\n' % (number, number) for number in range(50_000))
     url = serve(TextSource(text)).urls[0]
     with Scraper(url) as scraper:
@@ -130,9 +125,7 @@ def test_metrics_are_prometheus_text_compressed_or_not(serve: Callable[..., Metr
 
 
 @given(st.lists(st.lists(st.sampled_from([b"a 1\n", b"b 2\n", b"c 3\n" * 9999])), max_size=4))
-def test_a_text_with_parts_of_the_one_before_it_is_compressed_whole(
-    texts: list[list[bytes]],
-) -> None:
+def test_a_text_with_parts_of_the_one_before_it_is_compressed_whole(texts):
     body = CompressedBody()
     for pieces in texts:
         body = CompressedBody.of(pieces, body)
@@ -151,13 +144,11 @@ def test_a_text_with_parts_of_the_one_before_it_is_compressed_whole(
         ("identity", False),
     ],
 )
-def test_gzip_is_for_those_who_accept_it(header: str, expected: bool) -> None:
+def test_gzip_is_for_those_who_accept_it(header, expected):
     assert accepts_gzip(header) is expected
 
 
-def test_health_needs_no_scrape_and_readiness_gives_the_reason(
-    serve: Callable[..., MetricsServer],
-) -> None:
+def test_health_needs_no_scrape_and_readiness_gives_the_reason(serve):
     source = TextSource(reason="no directory yet")
     url = serve(source, healthy=lambda: "stuck: feedback").urls[0]
     assert (ask(url, "/healthz").status, ask(url, "/healthz").text) == (
@@ -175,7 +166,7 @@ def test_health_needs_no_scrape_and_readiness_gives_the_reason(
     assert ask(healthy, "/healthz").text == "ok\n"
 
 
-def test_other_paths_methods_and_bodies_are_refused(serve: Callable[..., MetricsServer]) -> None:
+def test_other_paths_methods_and_bodies_are_refused(serve):
     url = serve().urls[0]
     assert ask(url, "/else").status == 404
     assert ask(url, "/metrics", "DELETE").status == 501
@@ -184,16 +175,14 @@ def test_other_paths_methods_and_bodies_are_refused(serve: Callable[..., Metrics
         assert read_to_end(connection).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_failure_is_a_500_and_the_next_request_is_answered(
-    serve: Callable[..., MetricsServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_a_500_and_the_next_request_is_answered(serve, caplog):
     url = serve().urls[0]
     assert ask(url, "/").status == 500
     assert "no page here" in caplog.text
     assert ask(url).status == 200
 
 
-def test_clients_that_wait_share_the_next_scrape(serve: Callable[..., MetricsServer]) -> None:
+def test_clients_that_wait_share_the_next_scrape(serve):
     source = TextSource()
     url = serve(source).urls[0]
     source.gate.clear()
@@ -205,7 +194,7 @@ def test_clients_that_wait_share_the_next_scrape(serve: Callable[..., MetricsSer
     assert source.scrapes <= 3
 
 
-def test_a_stop_wakes_a_server_that_waits_for_clients(serve: Callable[..., MetricsServer]) -> None:
+def test_a_stop_wakes_a_server_that_waits_for_clients(serve):
     server = serve()
     assert ask(server.urls[0]).status == 200
     began_s = time.monotonic()
@@ -213,7 +202,7 @@ def test_a_stop_wakes_a_server_that_waits_for_clients(serve: Callable[..., Metri
     assert time.monotonic() - began_s < DEADLINE_S / 2
 
 
-def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer]) -> None:
+def test_a_stop_finishes_the_answer_under_way(serve):
     source = TextSource()
     server = serve(source)
     source.gate.clear()
@@ -234,9 +223,7 @@ def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer
 
 
 @needs_openssl
-def test_tls_with_and_without_a_client_certificate(
-    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
-) -> None:
+def test_tls_with_and_without_a_client_certificate(serve, authority, certificate):
     url = serve(web=tls(certificate)).urls[0]
     assert url.startswith("https://")
     assert ask(url, context=authority.client()).text == "up 1\n"
@@ -250,11 +237,8 @@ def test_tls_with_and_without_a_client_certificate(
 
 @needs_openssl
 def test_a_reload_takes_a_new_certificate_and_never_the_protection_away(
-    serve: Callable[..., MetricsServer],
-    authority: Authority,
-    certificate: tuple[Path, Path],
-    tmp_path: Path,
-) -> None:
+    serve, authority, certificate, tmp_path
+):
     server = serve(web=tls(certificate))
     new = authority.issue("new", "DNS:new.example", "IP:127.0.0.1")
     for text in ("", "nonsense: 1", "tls_server_config: {cert_file: none, key_file: none}"):
@@ -271,9 +255,7 @@ def test_a_reload_takes_a_new_certificate_and_never_the_protection_away(
 
 
 @needs_openssl
-def test_plain_http_on_a_tls_port_is_answered_with_a_sentence(
-    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
-) -> None:
+def test_plain_http_on_a_tls_port_is_answered_with_a_sentence(serve, authority, certificate):
     server = serve(web=tls(certificate) + users())
     plain = server.urls[0].replace("https", "http")
     for path in ("/metrics", "/healthz"):
@@ -285,9 +267,7 @@ def test_plain_http_on_a_tls_port_is_answered_with_a_sentence(
     assert answer.status == 200
 
 
-def test_without_a_web_configuration_a_reload_is_logged_and_changes_nothing(
-    serve: Callable[..., MetricsServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_web_configuration_a_reload_is_logged_and_changes_nothing(serve, caplog):
     caplog.set_level("INFO", "libhamiregion")
     server = serve()
     server.reload()
@@ -295,7 +275,7 @@ def test_without_a_web_configuration_a_reload_is_logged_and_changes_nothing(
     assert ask(server.urls[0]).status == 200
 
 
-def test_without_room_for_a_thread_the_server_goes_on() -> None:
+def test_without_room_for_a_thread_the_server_goes_on():
     """Address space for no further stack: the system's own refusal, which passes."""
     program = (
         "import logging, resource, sys, threading; logging.basicConfig()\n"
@@ -319,7 +299,6 @@ def test_without_room_for_a_thread_the_server_goes_on() -> None:
         text=True,
     ) as run:
         assert run.stdin is not None
-        assert run.stdout is not None
         url = run.stdout.readline().strip()
         with connect(url) as refused:
             refused.sendall(GOOD_REQUEST)
@@ -333,9 +312,7 @@ def test_without_room_for_a_thread_the_server_goes_on() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "basic_auth_users: {}", "basic_auth_users:"])
-def test_a_reload_to_no_users_keeps_the_passwords(
-    serve: Callable[..., MetricsServer], tmp_path: Path, text: str
-) -> None:
+def test_a_reload_to_no_users_keeps_the_passwords(serve, tmp_path, text):
     server = serve(web=users())
     (tmp_path / "web.yml").write_text(text)
     server.reload()
@@ -343,7 +320,7 @@ def test_a_reload_to_no_users_keeps_the_passwords(
     assert ask(server.urls[0], authorization=basic()).status == 200
 
 
-def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Path) -> None:
+def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path):
     web = tmp_path / "web.yml"
     web.write_text(users())
     program = (
@@ -356,7 +333,6 @@ def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Pa
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as run:
-        assert run.stdout is not None
         url = run.stdout.readline().strip()
         assert ask(url, authorization=basic()).status == 200
         web.write_text(users("another"))
@@ -367,9 +343,7 @@ def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Pa
         assert run.wait(PATIENCE_S) == 0
 
 
-def test_only_the_right_password_opens_and_probes_need_none(
-    serve: Callable[..., MetricsServer],
-) -> None:
+def test_only_the_right_password_opens_and_probes_need_none(serve):
     url = serve(TextSource(reason="a secret directory"), web=users()).urls[0]
     assert ask(url, authorization=basic()).status == 200
     for wrong in ("", "Bearer x", "Basic !", basic("wrong"), basic("x" * 100), basic(user="you")):
@@ -385,7 +359,7 @@ def test_only_the_right_password_opens_and_probes_need_none(
 
 
 @pytest.fixture
-def deadline_s(monkeypatch: pytest.MonkeyPatch) -> float:
+def deadline_s(monkeypatch) -> float:
     """A shorter one than clients have."""
     monkeypatch.setattr(http, "DEADLINE_S", 1.0)
     monkeypatch.setattr(http, "_CHECK_INTERVAL_S", 0.2)
@@ -399,9 +373,7 @@ def _answers(url: str, **headers: str) -> bool:
 
 
 @pytest.mark.parametrize("client", [never_sends, asks_by_halves, asks_byte_by_byte])
-def test_who_does_not_ask_in_time_is_ended(
-    serve: Callable[..., MetricsServer], client: Callable[..., None], deadline_s: float
-) -> None:
+def test_who_does_not_ask_in_time_is_ended(serve, client, deadline_s):
     url = serve().urls[0]
     began_s = time.monotonic()
     client(url, threading.Event())
@@ -410,9 +382,7 @@ def test_who_does_not_ask_in_time_is_ended(
 
 @needs_openssl
 @pytest.mark.usefixtures("deadline_s")
-def test_an_unfinished_handshake_is_ended_and_holds_nobody_up(
-    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
-) -> None:
+def test_an_unfinished_handshake_is_ended_and_holds_nobody_up(serve, authority, certificate):
     url = serve(web=tls(certificate)).urls[0]
     with connect(url) as silent:
         assert ask(url, context=authority.client()).status == 200
@@ -420,7 +390,7 @@ def test_an_unfinished_handshake_is_ended_and_holds_nobody_up(
 
 
 @pytest.mark.usefixtures("deadline_s")
-def test_who_reads_too_slowly_is_cut_off(serve: Callable[..., MetricsServer]) -> None:
+def test_who_reads_too_slowly_is_cut_off(serve):
     url = serve(TextSource(os.urandom(8 << 20))).urls[0]
     with connect(url, 4096) as connection:
         connection.sendall(GOOD_REQUEST)
@@ -431,9 +401,7 @@ def test_who_reads_too_slowly_is_cut_off(serve: Callable[..., MetricsServer]) ->
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-def test_a_crowd_of_every_kind_leaves_threads_and_memory_bounded(
-    serve: Callable[..., MetricsServer],
-) -> None:
+def test_a_crowd_of_every_kind_leaves_threads_and_memory_bounded(serve):
     kinds = (sends_garbage, sends_a_huge_head, sends_a_body, goes_before_the_answer, never_sends)
     server = serve(TextSource(os.urandom(1 << 20)))
     before = resident_bytes(os.getpid())
@@ -446,16 +414,14 @@ def test_a_crowd_of_every_kind_leaves_threads_and_memory_bounded(
     assert resident_bytes(os.getpid()) - before < 64 << 20
 
 
-def test_a_head_of_16_kib_is_refused_before_it_ends(serve: Callable[..., MetricsServer]) -> None:
+def test_a_head_of_16_kib_is_refused_before_it_ends(serve):
     begun = b"GET /metrics HTTP/1.1\r\nX: "
     with connect(serve().urls[0]) as client:
         client.sendall(begun.ljust(16 * 1024, b"a"))
         assert read_to_end(client).startswith(b"HTTP/1.1 431 ")
 
 
-def test_the_oldest_connection_makes_way_when_there_are_too_many(
-    serve: Callable[..., MetricsServer],
-) -> None:
+def test_the_oldest_connection_makes_way_when_there_are_too_many(serve):
     url = serve().urls[0]
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(connect(url)) for _ in range(CONNECTIONS)]

@@ -32,7 +32,7 @@ def text_of(*values: str) -> bytes:
         ("", ""),
     ],
 )
-def test_a_hostile_text_becomes_one_line_and_survives_the_format(raw: str, shown: str) -> None:
+def test_a_hostile_text_becomes_one_line_and_survives_the_format(raw, shown):
     text = text_of(safe_value(raw), "pod", "container", "0", "GPU-a")
     assert text.count(b"\n") == 3
     assert parsed(text).labels("hami_vgpu_memory_used_bytes")["namespace"] == shown
@@ -45,7 +45,7 @@ def test_a_hostile_text_becomes_one_line_and_survives_the_format(raw: str, shown
         max_size=5,
     )
 )
-def test_any_texts_come_back_from_the_parser_also_under_former_names(raw: list[str]) -> None:
+def test_any_texts_come_back_from_the_parser_also_under_former_names(raw):
     values = [safe_value(each) for each in raw]
     found = parsed(text_of(*values)).labels("hami_vgpu_memory_used_bytes")
     named = dict(zip(families.DEVICE, values, strict=True))
@@ -59,6 +59,6 @@ def test_any_texts_come_back_from_the_parser_also_under_former_names(raw: list[s
     }
 
 
-def test_a_long_text_is_cut_and_no_name_of_kubernetes_is() -> None:
+def test_a_long_text_is_cut_and_no_name_of_kubernetes_is():
     assert len(safe_value("x" * 4096)) == 253
     assert safe_value("p" * 253) == "p" * 253

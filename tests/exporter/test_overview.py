@@ -1,11 +1,9 @@
 """The exporter's page at /: in a real browser, on nodes of three sizes, and with hostile names."""
 
-from __future__ import annotations
-
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 from support.browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
@@ -20,10 +18,6 @@ from libhamiregion.exporter import exporter as exporter_module
 from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
 from libhamiregion.testing import FakeNode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 HERE = "127.0.0.1:0"
 GIB = 1 << 30
 HOSTILE = "<img src=http:x onerror=console.log(1)>"
@@ -36,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
+def fake(tmp_path_factory) -> Iterator[FakeNode]:
     """Three containers: one with a dead process, one over 90 % of its limit, one without."""
     with FakeNode(tmp_path_factory.mktemp("node") / "machine") as node:
         node.add("train", pod="bert-0", memory_limits=["8GiB", "4GiB"], sm_limits=[50, None])
@@ -55,7 +49,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
 
 
 @pytest.fixture(scope="module")
-def url(fake: FakeNode) -> Iterator[str]:
+def url(fake) -> Iterator[str]:
     with (
         fake.node() as node,
         MetricsServer(NodeExporter(node, node_name="gpu-node-7"), HERE) as server,
@@ -64,8 +58,7 @@ def url(fake: FakeNode) -> Iterator[str]:
 
 
 def text_of(page: Page) -> str:
-    found: str = page.evaluate("document.body ? document.body.innerText : ''")
-    return found
+    return page.evaluate("document.body ? document.body.innerText : ''")
 
 
 def shows(page: Page, words: str) -> bool:
@@ -77,9 +70,7 @@ def shows(page: Page, words: str) -> bool:
 
 
 @needs_chromium
-def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
-    browser: Browser, url: str, fake: FakeNode
-) -> None:
+def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(browser, url, fake):
     with browser.open(f"{url}/") as page:
         assert (page.status, page.messages, page.failures) == (200, [], [])
         assert page.requests == [f"{url}/"]
@@ -115,9 +106,7 @@ def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
 
 @needs_chromium
 @pytest.mark.parametrize("width", [1180, 390])
-def test_the_page_fits_a_screen_and_a_phone_in_the_light_and_in_the_dark(
-    browser: Browser, url: str, width: int
-) -> None:
+def test_the_page_fits_a_screen_and_a_phone_in_the_light_and_in_the_dark(browser, url, width):
     with browser.open(f"{url}/") as page:
         colours = set()
         for dark in (False, True):
@@ -129,9 +118,7 @@ def test_the_page_fits_a_screen_and_a_phone_in_the_light_and_in_the_dark(
 
 
 @needs_chromium
-def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
-    browser: Browser, url: str, fake: FakeNode
-) -> None:
+def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(browser, url, fake):
     pids = [str(process.pid) for process in fake.containers[1].processes]
     with browser.open(f"{url}/") as page:
         assert "host PID" not in text_of(page)
@@ -155,9 +142,7 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
         eventually(lambda: shows(page, "whisper-0") and not shows(page, "host PID"))
 
 
-def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(tmp_path, monkeypatch):
     files = NodeScene(tmp_path)
     files.container()
     made: list[object] = []
@@ -178,14 +163,14 @@ def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(
     assert len({id(args[0]) for args in made}) == 1, "of one pass over the node"
 
 
-def test_commands_are_code_and_missing_driver_figures_have_a_reason(url: str) -> None:
+def test_commands_are_code_and_missing_driver_figures_have_a_reason(url):
     page = ask(url, "/").text
     assert "<code>hamiregion " in page
     assert "`" not in page
     assert "No driver figures: the driver was not asked" in page
 
 
-def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url: str) -> None:
+def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url):
     reply = ask(url, "/")
     policy = dict(
         each.strip().split(" ", 1) for each in reply.headers["content-security-policy"].split(";")
@@ -203,7 +188,7 @@ def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url: str) -> N
     "query",
     ["from=99999999999", "from=-1", "open=../../etc", "open=" + "a" * 16, "&" * 5000, "from=%00"],
 )
-def test_whatever_an_address_asks_for_a_page_comes(url: str, query: str) -> None:
+def test_whatever_an_address_asks_for_a_page_comes(url, query):
     reply = ask(url, f"/?{query}")
     assert reply.status == 200
     assert "bert-0" in reply.text
@@ -211,7 +196,7 @@ def test_whatever_an_address_asks_for_a_page_comes(url: str, query: str) -> None
 
 
 @needs_chromium
-def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_names_stay_text(browser, tmp_path):
     files = NodeScene(tmp_path)
     for number in range(3):
         name = f"{HOSTILE}\x1b[2J\u202e{number}".replace("/", "_")
@@ -238,9 +223,7 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.slow(keep=1)
 @needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])
-def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
-    browser: Browser, tmp_path: Path, count: int
-) -> None:
+def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(browser, tmp_path, count):
     files = NodeScene(tmp_path)
     for number in range(count):
         files.container(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])

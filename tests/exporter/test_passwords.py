@@ -29,9 +29,7 @@ def passwords() -> Passwords:
 
 
 @pytest.mark.parametrize("address", [HOME, ELSEWHERE])
-def test_a_password_that_was_right_does_not_wait_for_guesses(
-    passwords: Passwords, address: str
-) -> None:
+def test_a_password_that_was_right_does_not_wait_for_guesses(passwords, address):
     with passwords._checking, passwords._checking_known:
         assert passwords.allow(USERS, header("right"), address)
         for guess in (header("wrong"), header("right", "you")):
@@ -40,11 +38,11 @@ def test_a_password_that_was_right_does_not_wait_for_guesses(
     assert not passwords.allow(USERS, header("wrong"), address)
 
 
-def test_a_known_address_does_not_wait_for_guesses_from_elsewhere(passwords: Passwords) -> None:
+def test_a_known_address_does_not_wait_for_guesses_from_elsewhere(passwords):
     changed = {"me": hashed("another")}
     with passwords._checking:
         assert passwords.allow(changed, header("another"), HOME)
 
 
-def test_a_password_that_was_right_is_checked_again_for_another_hash(passwords: Passwords) -> None:
+def test_a_password_that_was_right_is_checked_again_for_another_hash(passwords):
     assert not passwords.allow({"me": hashed("another")}, header("right"), HOME)

@@ -73,7 +73,7 @@ BESIDE = """
 
 
 @pytest.fixture(scope="module")
-def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[int]:
+def exporter_port(tmp_path_factory, nvml_library) -> Iterator[int]:
     """An exporter whose node has every golden region, and what else its metrics tell."""
     from fake_nvml.driver import FakeDriver
 
@@ -88,7 +88,6 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert program.stdout is not None
     assert program.stdout.readline() == b"attached\n"
     driver: FakeDriver = FakeDriver(nvml_library, directory / "nvml-scene")
     outside = subprocess.Popen(["sleep", "infinity"])
@@ -127,22 +126,18 @@ def scraping(directory: Path, config: str, sources: int) -> Iterator[Prometheus]
 
 
 @pytest.fixture(scope="module")
-def prometheus(
-    tmp_path_factory: pytest.TempPathFactory, exporter_port: int
-) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory, exporter_port) -> Iterator[Prometheus]:
     yield from scraping(tmp_path_factory.mktemp("one"), CONFIG.format(port=exporter_port), 1)
 
 
 @pytest.fixture(scope="module")
-def both_sources(
-    tmp_path_factory: pytest.TempPathFactory, exporter_port: int
-) -> Iterator[Prometheus]:
+def both_sources(tmp_path_factory, exporter_port) -> Iterator[Prometheus]:
     """Prometheus that scrapes HAMi's monitor, too."""
     config = (CONFIG + BESIDE).format(port=exporter_port)
     yield from scraping(tmp_path_factory.mktemp("both"), config, 3)
 
 
-def test_the_target_is_up_and_every_scrape_succeeds(prometheus: Prometheus) -> None:
+def test_the_target_is_up_and_every_scrape_succeeds(prometheus):
     (target,) = prometheus.get("/api/v1/targets")["activeTargets"]
     assert target["health"] == "up"
     assert target["lastError"] == ""
@@ -151,13 +146,13 @@ def test_the_target_is_up_and_every_scrape_succeeds(prometheus: Prometheus) -> N
 
 
 @pytest.mark.parametrize("metric", DASHBOARD)
-def test_the_queries_of_hamis_dashboard_have_answers(prometheus: Prometheus, metric: str) -> None:
+def test_the_queries_of_hamis_dashboard_have_answers(prometheus, metric):
     answer = prometheus.query(metric)
     assert answer
     assert all(series["metric"]["zone"] == "vGPU" for series in answer)
 
 
-def test_prometheus_knows_type_and_help_of_every_metric(prometheus: Prometheus) -> None:
+def test_prometheus_knows_type_and_help_of_every_metric(prometheus):
     from libhamiregion.exporter import FAMILIES
 
     known = prometheus.get("/api/v1/metadata")
@@ -211,9 +206,7 @@ def values(answer: list[dict[str, Any]]) -> list[tuple[frozenset[tuple[str, str]
         for each in dashboard_queries()
     ],
 )
-def test_every_query_of_the_dashboard_has_an_answer(
-    prometheus: Prometheus, title: str, query: str
-) -> None:
+def test_every_query_of_the_dashboard_has_an_answer(prometheus, title, query):
     # A lock is held for a moment; the scene has none that is.
     is_empty = title == "Locks held"
     if is_empty:
@@ -222,7 +215,7 @@ def test_every_query_of_the_dashboard_has_an_answer(
 
 
 @needs_cgroups
-def test_the_dashboard_shows_containers_without_a_region(prometheus: Prometheus) -> None:
+def test_the_dashboard_shows_containers_without_a_region(prometheus):
     """Also those that it lets one choose."""
     queries = dict(dashboard_queries())
     for what, figure in (("Memory used", str(256 * MIB)), ("SM utilisation", "0.3")):
@@ -243,9 +236,7 @@ def test_the_dashboard_shows_containers_without_a_region(prometheus: Prometheus)
 
 
 @pytest.mark.slow
-def test_memory_is_what_it_is_beside_hamis_monitor(
-    prometheus: Prometheus, both_sources: Prometheus
-) -> None:
+def test_memory_is_what_it_is_beside_hamis_monitor(prometheus, both_sources):
     """Scraped twice, the same series count once: in every panel, and no query fails."""
     for title, query in dashboard_queries():
         if "hami_" not in query or title == "Seconds since the last kernel":
@@ -263,5 +254,5 @@ def test_memory_is_what_it_is_beside_hamis_monitor(
     eventually(lambda: len(both_sources.query(limits)) == 3 * len(prometheus.query(limits)) > 0)
 
 
-def test_our_rules_hold_beside_hamis_monitor(both_sources: Prometheus) -> None:
+def test_our_rules_hold_beside_hamis_monitor(both_sources):
     eventually(lambda: unhealthy_rules(both_sources) == [])

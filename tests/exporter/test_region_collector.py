@@ -1,12 +1,10 @@
 """RegionCollector in a registry of prometheus-client gives what the exporter renders itself."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB, MIG
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -15,12 +13,7 @@ from support.golden_regions import NAMES
 from support.node_scene import NodeScene
 
 from libhamiregion import RegionClosed
-from libhamiregion.exporter import (
-    CONTENT_TYPE,
-    FAMILIES,
-    NodeExporter,
-    RegionCollector,
-)
+from libhamiregion.exporter import CONTENT_TYPE, FAMILIES, NodeExporter, RegionCollector
 from libhamiregion.node import NvmlSampler
 
 # One of each layout, and one whose lock a dead process holds.
@@ -40,7 +33,7 @@ MOVING = {
 
 
 @pytest.fixture
-def exporter(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[NodeExporter]:
+def exporter(tmp_path, fake_driver) -> Iterator[NodeExporter]:
     """A node with all that can be shown without processes: goldens, a gap, GPUs, MIG, an agent."""
     files = NodeScene(tmp_path)
     for name in SHOWN:
@@ -73,7 +66,7 @@ def settled(exposition: Exposition) -> dict[object, float | None]:
     return {key: None if key[0] in MOVING else value for key, value in exposition.samples.items()}
 
 
-def test_both_give_the_same_samples_in_prometheus_own_format(exporter: NodeExporter) -> None:
+def test_both_give_the_same_samples_in_prometheus_own_format(exporter):
     registry = CollectorRegistry()
     registry.register(RegionCollector(exporter))
     ours, theirs = parsed(exporter.render()), parsed(generate_latest(registry))
@@ -83,9 +76,7 @@ def test_both_give_the_same_samples_in_prometheus_own_format(exporter: NodeExpor
     assert len(ours.samples) > 300
 
 
-def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
-    exporter: NodeExporter,
-) -> None:
+def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(exporter):
     """So that what it proves is proved of all; the rest needs processes and has its own tests."""
     shown = {name.removesuffix("_sum") for name in parsed(exporter.render()).names}
     # Other processes of this machine may take more time than they get.
@@ -101,9 +92,7 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
     }
 
 
-def test_a_collector_sits_beside_others_and_is_described_without_being_asked(
-    exporter: NodeExporter,
-) -> None:
+def test_a_collector_sits_beside_others_and_is_described_without_being_asked(exporter):
     registry = CollectorRegistry()
     registry.register(RegionCollector(exporter))
     assert exporter._observer.node.containers == ()
@@ -121,14 +110,14 @@ def test_a_collector_sits_beside_others_and_is_described_without_being_asked(
         registry.register(RegionCollector(exporter))
 
 
-def test_a_collector_describes_former_names_only_where_they_are_exported(tmp_path: Path) -> None:
+def test_a_collector_describes_former_names_only_where_they_are_exported(tmp_path):
     with NodeScene(tmp_path).open() as node:
         names = {metric.name for metric in RegionCollector(NodeExporter(node)).describe()}
     assert "MigInfo" not in names
     assert "hami_mig_device_info" in names
 
 
-def test_only_what_is_asked_for_is_rendered(exporter: NodeExporter) -> None:
+def test_only_what_is_asked_for_is_rendered(exporter):
     some = RegionCollector(exporter, ["hami_vgpu_memory_used_bytes", "hamiregion_errors_total"])
     for metrics in (some.collect(), some.describe()):
         assert [metric.name for metric in metrics] == [
@@ -141,11 +130,11 @@ def test_only_what_is_asked_for_is_rendered(exporter: NodeExporter) -> None:
     assert len(parsed(exporter.render()).names) > 30
 
 
-def test_the_content_type_is_that_of_the_format() -> None:
+def test_the_content_type_is_that_of_the_format():
     assert CONTENT_TYPE == CONTENT_TYPE_PLAIN_0_0_4
 
 
-def test_counters_only_grow_from_scrape_to_scrape(exporter: NodeExporter) -> None:
+def test_counters_only_grow_from_scrape_to_scrape(exporter):
     scrapes = [parsed(exporter.render()) for _ in range(5)]
     counters = {name for name, kind in scrapes[0].types.items() if kind == "counter"}
     assert len(counters) >= 3
@@ -157,7 +146,7 @@ def test_counters_only_grow_from_scrape_to_scrape(exporter: NodeExporter) -> Non
         assert after.value(count) == before.value(count) + 1
 
 
-def test_a_scrape_after_the_nodes_end_says_so_and_is_counted(exporter: NodeExporter) -> None:
+def test_a_scrape_after_the_nodes_end_says_so_and_is_counted(exporter):
     exporter.render()
     exporter._observer.node.close()
     with pytest.raises(RegionClosed):
@@ -166,7 +155,7 @@ def test_a_scrape_after_the_nodes_end_says_so_and_is_counted(exporter: NodeExpor
         exporter.gather()
 
 
-def test_the_times_of_the_exporter_itself_are_told(exporter: NodeExporter) -> None:
+def test_the_times_of_the_exporter_itself_are_told(exporter):
     before_s = time.time()
     exporter.render()
     found = parsed(exporter.render())
@@ -180,7 +169,7 @@ def test_the_times_of_the_exporter_itself_are_told(exporter: NodeExporter) -> No
 
 
 @pytest.mark.parametrize("names", [{"typo"}, ["hamiregion_up", "hamiregion_containers"], "typo"])
-def test_a_name_of_no_metric_is_an_error(exporter: NodeExporter, names: Collection[str]) -> None:
+def test_a_name_of_no_metric_is_an_error(exporter, names):
     with pytest.raises(ValueError, match="no metric is called"):
         exporter.render(names=names)
     with pytest.raises(ValueError, match="no metric is called"):

@@ -1,9 +1,8 @@
 """An exporter over a long time: containers that come, go and break; a day's worth of scrapes."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.exporter_process import ExporterProcess, exporter_process
@@ -12,10 +11,6 @@ from support.node_scene import NodeScene
 from support.scrapers import Scraper, ask, descriptors, resident_bytes
 from support.stress import scaled
 from support.wait import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -71,7 +66,7 @@ def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int)
         return after[0] - before[0], after[1] - before[1]
 
 
-def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
+def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path):
     memory, files = scrape_for_long(tmp_path, 8, 200, 100)
     assert memory < 3 * MIB
     assert files <= 1
@@ -79,7 +74,7 @@ def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path):
     """Every 15 s, that is 5,760 a day; here as fast as they come."""
     memory, files = scrape_for_long(tmp_path, 128, scaled(5_760), 300)
     assert memory < 4 * MIB

@@ -23,7 +23,7 @@ def text(*series: Series) -> bytes:
     return b"".join(TextWriter().pieces(series))
 
 
-def test_a_family_has_its_help_its_type_and_a_line_per_series() -> None:
+def test_a_family_has_its_help_its_type_and_a_line_per_series():
     series = Series.of(USED, {device("a"): 2**64 - 1, device("b"): 0})
     rest = 'container="main",vdevice_index="0",device_uuid="GPU-%s-{}",zone="vGPU"}'
     assert text(series).decode().splitlines() == [
@@ -34,12 +34,12 @@ def test_a_family_has_its_help_its_type_and_a_line_per_series() -> None:
     ]
 
 
-def test_a_family_without_samples_is_not_there() -> None:
+def test_a_family_without_samples_is_not_there():
     assert text(Series.of(USED, {})) == b""
     assert text(Series.of(USED, {device("a"): None})) == b""
 
 
-def test_one_family_in_two_parts_has_its_help_once_also_if_the_first_is_empty() -> None:
+def test_one_family_in_two_parts_has_its_help_once_also_if_the_first_is_empty():
     first, nothing = Series.of(USED, {device("a"): 7}), Series.of(USED, {})
     for parts in ((first, first), (nothing, first), (first, nothing)):
         assert text(*parts).count(b"# HELP") == 1
@@ -53,13 +53,13 @@ def test_one_family_in_two_parts_has_its_help_once_also_if_the_first_is_empty() 
 
 
 @given(st.one_of(st.floats(), st.integers(-(2**53), 2**53)))
-def test_numbers_read_back_as_they_were(value: float) -> None:
+def test_numbers_read_back_as_they_were(value):
     series = Series("hamiregion_nvml_up", [""], [value])
     back = parsed(text(series)).value("hamiregion_nvml_up")
     assert back == float(value) or (math.isnan(back) and math.isnan(value))
 
 
-def test_series_that_are_as_they_were_keep_their_text_and_others_get_a_new_one() -> None:
+def test_series_that_are_as_they_were_keep_their_text_and_others_get_a_new_one():
     writer = TextWriter()
     up = Series("hamiregion_nvml_up", [""], [1])
 

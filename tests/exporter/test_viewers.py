@@ -1,11 +1,8 @@
 """Several people watch a node while its exporter serves: all of them under the chart's limit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from support.exporter_process import COMMAND as EXPORTER
@@ -17,9 +14,6 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.services.document_socket import VARIABLE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 COMMAND = EXPORTER[:-1]
 CONTAINERS, PROCESSES, PICTURES = 256, 4, 3
 VIEWERS = 3
@@ -30,7 +24,6 @@ def watch(inside: tuple[str, ...], env: dict[str, str], done: list[int]) -> None
     with subprocess.Popen(
         [*inside, *COMMAND, "observe", "--watch=1"], env=env, stdout=subprocess.PIPE
     ) as stream:
-        assert stream.stdout is not None
         for _ in range(PICTURES):
             document = stream.stdout.readline()
             shown = subprocess.run(
@@ -47,7 +40,7 @@ def watch(inside: tuple[str, ...], env: dict[str, str], done: list[int]) -> None
 
 
 @pytest.mark.slow
-def test_three_viewers_fit_beside_the_exporter(tmp_path: Path) -> None:
+def test_three_viewers_fit_beside_the_exporter(tmp_path):
     scene = NodeScene(tmp_path / "node")
     for number in range(CONTAINERS):
         region = scene.container("train", pod=f"bert-{number}", uuids=[GPU, OTHER_GPU])

@@ -1,7 +1,6 @@
 """The web configuration file: what is taken, what is refused, and in which words."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Loader:
+def written(tmp_path) -> Loader:
     """Write a file and load it."""
 
     def load(text: str) -> WebConfig:
@@ -25,7 +24,7 @@ def written(tmp_path: Path) -> Loader:
     return load
 
 
-def test_an_empty_file_is_plain_http_for_everybody(written: Loader) -> None:
+def test_an_empty_file_is_plain_http_for_everybody(written):
     for text in ("", "# nothing\n", "{}", "tls_server_config:\nbasic_auth_users: {}\n"):
         config = written(text)
         assert config.tls is None
@@ -33,7 +32,7 @@ def test_an_empty_file_is_plain_http_for_everybody(written: Loader) -> None:
 
 
 @pytest.mark.parametrize("kind", ["$2a$04", "$2b$10", "$2x$12", "$2y$16"])
-def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
+def test_every_kind_of_bcrypt_hash_is_taken(written, kind):
     assert written(f"basic_auth_users: {{a: '{kind}{HASH[6:]}'}}").users
 
 
@@ -78,9 +77,7 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
         ("#" * (1 << 20) + "#", "longer than 1048576 bytes"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_the_file_and_the_field(
-    written: Loader, text: str, message: str
-) -> None:
+def test_what_is_not_supported_is_refused_with_the_file_and_the_field(written, text, message):
     with pytest.raises(WebConfigError) as refused:
         written(text)
     assert message in str(refused.value)

@@ -6,8 +6,6 @@ a version on (a stream of chunks, bookmarks, a time after which it ends), has fo
 alone (429 with Retry-After), and fails as it is told: half answers, a slow handshake, silence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import select
@@ -16,16 +14,13 @@ import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 from support.wait import PATIENCE_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from typing_extensions import Self
+from typing_extensions import Self
 
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05

@@ -23,8 +23,7 @@ MIG = (
 
 
 def initialisations() -> int:
-    count: int = pynvml.nvmlLib.fake_nvml_initialised()
-    return count
+    return pynvml.nvmlLib.fake_nvml_initialised()
 
 
 def one(sample: NvmlSample, pid: int) -> NvmlProcess:

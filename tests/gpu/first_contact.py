@@ -273,7 +273,6 @@ class Checks:
                 for _ in range(processes)
             ]
             for program in programs:
-                assert program.stdout is not None
                 program.stdout.readline()
                 stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
             light = self.program(self.bare()).start()
@@ -508,8 +507,6 @@ class Checks:
             with subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as survivor:
-                assert survivor.stdin is not None
-                assert survivor.stdout is not None
                 survivor.stdout.readline()
                 victim = self.program(env).start()
                 victim.allocate(threads * size)
@@ -657,7 +654,6 @@ class Checks:
         if style == "GEMM":
             command = [sys.executable, "-c", GEMM]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
             assert process.stdout.readline(), "it has ended"
             time.sleep(3)
             mean = self.mean_utilisation()

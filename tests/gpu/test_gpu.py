@@ -26,7 +26,7 @@ def has_gpu() -> bool:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_real_gpu_is_limited(tmp_path: Path) -> None:
+def test_a_real_gpu_is_limited(tmp_path):
     if not has_gpu():
         pytest.skip("no NVIDIA GPU")
     command = [sys.executable, SCRIPT, "--trace", tmp_path / "trace.json"]
@@ -35,7 +35,7 @@ def test_a_real_gpu_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
+def test_the_checks_hold_on_the_fake_driver(tmp_path):
     gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
     # By this signal Python shows its stack.
     python = ["timeout", "--signal=ABRT", "8m", sys.executable, "-X", "faulthandler"]

@@ -1,7 +1,5 @@
 """Nodes with real processes, and the fake driver."""
 
-from pathlib import Path
-
 import pytest
 from support.node_fixtures import (  # noqa: F401
     _container_factory,
@@ -19,6 +17,6 @@ from support.node_root import Root
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
+def root(tmp_path) -> Root:
     """The containers' directories of the test's own node, empty."""
     return Root(tmp_path / "containers")

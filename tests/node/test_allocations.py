@@ -6,7 +6,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,18 +58,18 @@ def only(resource: str, ids: object, response: bytes | None) -> Allocation:
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"BootID": "b"}], ids=["older", "newest"])
-def test_every_kubelet_since_1_18(ids: object, more: dict[str, str]) -> None:
+def test_every_kubelet_since_1_18(ids, more):
     (found,) = parsed(entry(UID, "main", "nvidia.com/gpu", ids, answer(HAMI)), **more)
     assert (found.uuids, found.share) == ((GPU,), SHARE)
 
 
-def test_hamis_plugin_names_device_limits_and_directory() -> None:
+def test_hamis_plugin_names_device_limits_and_directory():
     found = only("nvidia.com/gpu", REPLICA, answer(HAMI, mounts=MOUNTS))
     assert (found.uuids, found.share) == ((GPU,), SHARE)
     assert found.region_directory == DIRECTORY
 
 
-def test_hamis_plugin_with_cdi() -> None:
+def test_hamis_plugin_with_cdi():
     variables = {name: value for name, value in HAMI.items() if not name.startswith("NV")}
     cdi = [f"k8s.device-plugin.nvidia.com/gpu={GPU}"]
     found = only("nvidia.com/gpu", REPLICA, answer(variables, cdi=cdi))
@@ -80,12 +79,12 @@ def test_hamis_plugin_with_cdi() -> None:
     assert by_index.uuids == ()
 
 
-def test_hamis_plugin_in_mig_mode() -> None:
+def test_hamis_plugin_in_mig_mode():
     found = only("nvidia.com/gpu", REPLICA, answer({"NVIDIA_VISIBLE_DEVICES": MIG}))
     assert (found.uuids, found.share.is_limited) == ((MIG,), False)
 
 
-def test_volcanos_plugin() -> None:
+def test_volcanos_plugin():
     directory = f"/tmp/vgpu/containers/{UID}_main"
     variables = {**HAMI, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/2f1e.cache"}
     mounts = {"/tmp/vgpu": directory}
@@ -105,20 +104,18 @@ def test_volcanos_plugin() -> None:
     ],
     ids=["whole", "by index", "by mount or CDI", "time slicing", "MIG"],
 )
-def test_nvidias_plugin(
-    resource: str, ids: object, envs: dict[str, str], uuids: tuple[str, ...], is_replica: bool
-) -> None:
+def test_nvidias_plugin(resource, ids, envs, uuids, is_replica):
     found = only(resource, ids, answer(envs))
     assert (found.uuids, found.is_replica, found.share) == (uuids, is_replica, Share())
     assert found.region_directory is None
 
 
-def test_nvidias_plugin_with_mps() -> None:
+def test_nvidias_plugin_with_mps():
     found = only("nvidia.com/gpu", [f"{GPU}::0"], answer({"CUDA_MPS_PIPE_DIRECTORY": "/mps"}))
     assert found.share.uses_mps
 
 
-def test_other_devices_are_left_out_and_static_pods_are_not() -> None:
+def test_other_devices_are_left_out_and_static_pods_are_not():
     hca = entry(UID, "main", "rdma/hca", {"0": ["mlx5_0"]}, answer({"HCA": "mlx5_0"}))
     gpu = entry(STATIC, "main", "nvidia.com/gpu", {"0": [GPU]}, answer())
     assert [each.pod_uid for each in parsed(hca, gpu)] == [STATIC]
@@ -151,7 +148,7 @@ GOOD = entry(UID, "main", "nvidia.com/gpu", {"0": [GPU]}, answer(HAMI))
         json.dumps({"Data": {"PodDeviceEntries": {}}}),
     ],
 )
-def test_anything_else_is_not_available(text: str, tmp_path: Path) -> None:
+def test_anything_else_is_not_available(text, tmp_path):
     """Never none: a container without an entry was given nothing."""
     with pytest.raises(ValueError, match=r"."):
         parse_devices(text.encode())
@@ -166,7 +163,7 @@ def test_anything_else_is_not_available(text: str, tmp_path: Path) -> None:
 
 @settings(max_examples=scaled(300), deadline=None)
 @given(st.binary(max_size=64), st.integers(0, 400))
-def test_any_bytes_are_read_or_refused(noise: bytes, at: int) -> None:
+def test_any_bytes_are_read_or_refused(noise, at):
     raw = checkpoint(GOOD).encode()
     whole = answer(HAMI, mounts=MOUNTS, cdi=["a=b"])
     for each in (noise, whole[:at] + noise + whole[at + len(noise) :], whole[:at]):
@@ -176,9 +173,7 @@ def test_any_bytes_are_read_or_refused(noise: bytes, at: int) -> None:
         parse_devices(raw[:at] + noise + raw[at + len(noise) :])
 
 
-def test_the_checkpoint_is_read_again_when_it_was_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checkpoint_is_read_again_when_it_was_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.checkpoint._RECHECK_S", 0.0)
     path, new = tmp_path / "checkpoint", tmp_path / "new"
     (tmp_path / "containers").mkdir()
@@ -190,7 +185,7 @@ def test_the_checkpoint_is_read_again_when_it_was_replaced(
         assert node.allocations == ()
 
 
-def test_a_checkpoint_that_another_thread_reads_just_now_is_not_missing(tmp_path: Path) -> None:
+def test_a_checkpoint_that_another_thread_reads_just_now_is_not_missing(tmp_path):
     path = tmp_path / "checkpoint"
     path.write_text("x")
     parsing, go_on = threading.Event(), threading.Event()
@@ -212,9 +207,7 @@ def test_a_checkpoint_that_another_thread_reads_just_now_is_not_missing(tmp_path
 
 
 @pytest.mark.parametrize("makes_file", [True, False])
-def test_a_directory_is_named_after_the_container_that_it_was_given_to(
-    makes_file: bool, tmp_path: Path
-) -> None:
+def test_a_directory_is_named_after_the_container_that_it_was_given_to(makes_file, tmp_path):
     """HAMi 2.10 can put it under the name of an init container."""
     root = tmp_path / "containers"
     directory = root / f"{UID}_fetch"

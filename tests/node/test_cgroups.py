@@ -107,7 +107,7 @@ VERSIONS = {"v2": "0::{path}\n", "v1": V1, "hybrid": HYBRID, "hybrid, v2 first":
 
 
 @pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
-def test_each_shape_is_understood(version: str) -> None:
+def test_each_shape_is_understood(version):
     for name, (path, pod) in SHAPES.items():
         assert parse_cgroup(version.format(path=path)) == ContainerId(ID, pod), name
 
@@ -130,19 +130,19 @@ NO_CONTAINER = {
 }
 
 
-def test_what_is_no_container_is_none() -> None:
+def test_what_is_no_container_is_none():
     for name, path in NO_CONTAINER.items():
         found = parse_cgroup(f"0::{path}\n")
         # A newline ends the line, so that what stands before it is a whole path.
         assert found is None if "\n" not in path else found == ContainerId(ID), name
 
 
-def test_one_line_of_many_is_enough() -> None:
+def test_one_line_of_many_is_enough():
     text = f"9:name=systemd:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/\n"
     assert parse_cgroup(text) == ContainerId(ID, UID)
 
 
-def test_a_line_that_names_a_pod_comes_before_one_that_does_not() -> None:
+def test_a_line_that_names_a_pod_comes_before_one_that_does_not():
     text = f"4:memory:/docker/{OTHER_ID}\n3:cpu:/kubepods/pod{UID}/{ID}\n"
     assert parse_cgroup(text) == ContainerId(ID, UID)
 
@@ -162,7 +162,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize("path", FORGED)
-def test_a_container_cannot_make_itself_another_pods_by_cgroups_of_its_own(path: str) -> None:
+def test_a_container_cannot_make_itself_another_pods_by_cgroups_of_its_own(path):
     assert parse_cgroup(f"0::{path}\n") == ContainerId(ID, UID)
 
 
@@ -187,25 +187,25 @@ HOSTILE = [
 
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_is_no_container_and_costs_little(text: str) -> None:
+def test_hostile_text_is_no_container_and_costs_little(text):
     assert parse_cgroup(text) is None
 
 
-def test_a_pod_whose_uid_is_none_is_not_taken_for_one() -> None:
+def test_a_pod_whose_uid_is_none_is_not_taken_for_one():
     found = parse_cgroup(f"0::/kubepods/burstable/pod{UID}; rm -rf/{ID}\n")
     assert found == ContainerId(ID)
 
 
 @pytest.mark.parametrize("path", FORGED)
-def test_what_a_container_makes_below_its_own_cgroup_is_paid_for_by_itself(path: str) -> None:
+def test_what_a_container_makes_below_its_own_cgroup_is_paid_for_by_itself(path):
     assert budget_key(f"0::{path}\n") == ID
 
 
-def test_without_a_pod_the_outermost_container_pays() -> None:
+def test_without_a_pod_the_outermost_container_pays():
     assert budget_key(f"0::/docker/{ID}/docker/{OTHER_ID}\n") == ID
 
 
-def test_outside_of_containers_a_service_pays_with_all_that_it_makes() -> None:
+def test_outside_of_containers_a_service_pays_with_all_that_it_makes():
     service = "/system.slice/ssh.service/made"
     assert budget_key(f"9:name=systemd:/\n0::{service}/by/it\n") == service
     assert budget_key("0::/\n") == "/"

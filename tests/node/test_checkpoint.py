@@ -3,16 +3,11 @@
 import logging
 import os
 import resource
-from pathlib import Path
-
-import pytest
 
 from libhamiregion.node.checkpoint import Checkpoint
 
 
-def test_what_cannot_be_read_is_logged_once_until_it_could_be(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_read_is_logged_once_until_it_could_be(tmp_path, caplog):
     path = tmp_path / "checkpoint"
     # No path leads through itself, for root neither.
     path.symlink_to(path / "below")
@@ -31,7 +26,7 @@ def test_what_cannot_be_read_is_logged_once_until_it_could_be(
         assert len(caplog.records) == 2
 
 
-def test_a_file_that_could_not_be_opened_is_read_once_it_can_be(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_opened_is_read_once_it_can_be(tmp_path):
     path = tmp_path / "checkpoint"
     path.write_text("content")
     checkpoint = Checkpoint(str(path), bytes.decode, "names")
@@ -47,9 +42,7 @@ def test_a_file_that_could_not_be_opened_is_read_once_it_can_be(tmp_path: Path) 
     assert checkpoint.read() == "content"
 
 
-def test_a_file_that_is_too_long_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_too_long_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint"
     path.write_text("content")
     checkpoint = Checkpoint(str(path), bytes.decode, "names")

@@ -60,9 +60,7 @@ def cut_and_look(directory: Path, layout: Layout) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a FUSE")
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
-def test_nothing_that_is_asked_of_the_region_waits_for_the_link(
-    layout: Layout, tmp_path: Path
-) -> None:
+def test_nothing_that_is_asked_of_the_region_waits_for_the_link(layout, tmp_path):
     done = subprocess.run(
         [sys.executable, __file__, tmp_path, layout.value],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

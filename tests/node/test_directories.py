@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.forked import unprivileged
-from support.node_root import Root, only, opened, pod_uid, reason, refresh, remove, settle
+from support.node_root import only, opened, pod_uid, reason, refresh, remove, settle
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
@@ -22,7 +22,7 @@ STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
 # ---- names ----
 
 
-def test_the_pods_uid_ends_at_the_first_underscore(root: Root, node: Node) -> None:
+def test_the_pods_uid_ends_at_the_first_underscore(root, node):
     uid = pod_uid()
     for name in ("train", "train_0_a", "init-weights"):
         root.container(name, uid)
@@ -37,7 +37,7 @@ def test_the_pods_uid_ends_at_the_first_underscore(root: Root, node: Node) -> No
     }
 
 
-def test_what_is_no_containers_directory_is_skipped(root: Root, node: Node) -> None:
+def test_what_is_no_containers_directory_is_skipped(root, node):
     (root.path / "lost+found").mkdir()
     (root.path / "_train").mkdir()
     (root.path / f"{pod_uid()}_").mkdir()
@@ -49,7 +49,7 @@ def test_what_is_no_containers_directory_is_skipped(root: Root, node: Node) -> N
     assert node.root_errors == {}
 
 
-def test_a_name_is_kept_as_it_is(root: Root, node: Node) -> None:
+def test_a_name_is_kept_as_it_is(root, node):
     for name in ("\x1b[2Jred", "new\nline", "é\udcff", "x" * 200):
         root.container(name)
     refresh(node)
@@ -64,7 +64,7 @@ def test_a_name_is_kept_as_it_is(root: Root, node: Node) -> None:
 # ---- why there is none ----
 
 
-def test_a_directory_without_a_file_says_so_until_it_has_one(root: Root, node: Node) -> None:
+def test_a_directory_without_a_file_says_so_until_it_has_one(root, node):
     directory = root.container()
     (directory / "libvgpu.so").touch()
     assert refresh(node)
@@ -145,9 +145,7 @@ def damaged(path: Path) -> None:
         (damaged, MissingReason.UNKNOWN_LAYOUT),
     ],
 )
-def test_what_stands_in_the_regions_place_is_named_and_gives_way_to_it(
-    make: Callable[[Path], None], expected: MissingReason, root: Root, node: Node
-) -> None:
+def test_what_stands_in_the_regions_place_is_named_and_gives_way_to_it(make, expected, root, node):
     path = root.container() / "a.cache"
     make(path)
     refresh(node)
@@ -164,7 +162,7 @@ def test_what_stands_in_the_regions_place_is_named_and_gives_way_to_it(
     opened(node)
 
 
-def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root: Root, node: Node) -> None:
+def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root, node):
     """Nothing of that shows in the directory."""
     path = root.region()
     content = path.read_bytes()
@@ -178,9 +176,7 @@ def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root: Root, node: 
     opened(node)
 
 
-def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(
-    public_directory: Path,
-) -> None:
+def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(public_directory):
     closed_file, closed_directory = public_directory / "a_file", public_directory / "b_directory"
     for directory in (closed_file, closed_directory):
         directory.mkdir()
@@ -223,9 +219,7 @@ def make_directory_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [replace, make_again, make_directory_again])
-def test_a_file_that_takes_the_place_is_opened(
-    change: Callable[[Path], None], root: Root, node: Node
-) -> None:
+def test_a_file_that_takes_the_place_is_opened(change, root, node):
     path = root.region(priority=1)
     settle(path.parent, root.path)
     refresh(node)
@@ -235,9 +229,7 @@ def test_a_file_that_takes_the_place_is_opened(
     assert refresh(node)
     after = opened(node)
     assert after is not before
-    assert after.region is not None
     assert after.region.priority == 0
-    assert before.region is not None
     assert before.region.closed
 
 
@@ -281,9 +273,7 @@ def overwrite(field: str, value: Any) -> Callable[[Path], None]:
         (overwrite("uuids", b"hostile"), MissingReason.UNKNOWN_LAYOUT),
     ],
 )
-def test_what_happens_to_an_open_region_is_told_by_the_next_refresh(
-    change: Callable[[Path], None], expected: MissingReason, root: Root, node: Node
-) -> None:
+def test_what_happens_to_an_open_region_is_told_by_the_next_refresh(change, expected, root, node):
     path = root.region()
     intact = path.read_bytes()
     settle(path.parent)
@@ -301,7 +291,7 @@ def test_what_happens_to_an_open_region_is_told_by_the_next_refresh(
     opened(node)
 
 
-def test_a_container_that_goes_takes_its_region_along(root: Root, node: Node) -> None:
+def test_a_container_that_goes_takes_its_region_along(root, node):
     path = root.region()
     settle(path.parent, root.path)
     refresh(node)
@@ -309,11 +299,10 @@ def test_a_container_that_goes_takes_its_region_along(root: Root, node: Node) ->
     remove(path.parent)
     assert refresh(node)
     assert node.containers == ()
-    assert gone.region is not None
     assert gone.region.closed
 
 
-def test_a_directory_that_becomes_a_link_is_not_followed(root: Root, node: Node) -> None:
+def test_a_directory_that_becomes_a_link_is_not_followed(root, node):
     path = root.region()
     settle(path.parent, root.path)
     refresh(node)
@@ -324,9 +313,7 @@ def test_a_directory_that_becomes_a_link_is_not_followed(root: Root, node: Node)
     assert node.containers == ()
 
 
-def test_a_directory_that_is_away_for_a_moment_is_found_again(
-    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_is_away_for_a_moment_is_found_again(root, node, monkeypatch):
     path = root.region()
     settle(path.parent, root.path)
     refresh(node)
@@ -348,18 +335,17 @@ def test_a_directory_that_is_away_for_a_moment_is_found_again(
     opened(node)
 
 
-def test_a_region_that_somebody_else_has_closed_is_opened_again(root: Root, node: Node) -> None:
+def test_a_region_that_somebody_else_has_closed_is_opened_again(root, node):
     path = root.region()
     settle(path.parent)
     refresh(node)
     region = opened(node).region
-    assert region is not None
     region.close()
     refresh(node)
     opened(node)
 
 
-def test_a_restored_time_hides_no_change(root: Root, node: Node) -> None:
+def test_a_restored_time_hides_no_change(root, node):
     """A container can set the time of modification back; not that of the last change."""
     directory = root.container()
     os.utime(directory, (1, 1))
@@ -372,7 +358,7 @@ def test_a_restored_time_hides_no_change(root: Root, node: Node) -> None:
     opened(node)
 
 
-def test_nothing_is_opened_again_while_nothing_changes(root: Root, node: Node) -> None:
+def test_nothing_is_opened_again_while_nothing_changes(root, node):
     paths = [root.region(f"c{number}") for number in range(5)]
     root.container("empty")
     settle(*(path.parent for path in paths), root.path)
@@ -385,14 +371,14 @@ def test_nothing_is_opened_again_while_nothing_changes(root: Root, node: Node) -
     assert [each.region for each in node.containers] == regions
 
 
-def test_containers_come_by_directory_in_whatever_order_they_appear(root: Root, node: Node) -> None:
+def test_containers_come_by_directory_in_whatever_order_they_appear(root, node):
     for uid in ("9", "1", "5"):
         root.container("x", uid)
         refresh(node)
     assert [each.pod_uid for each in node.containers] == ["1", "5", "9"]
 
 
-def test_a_file_written_through_the_node_is_the_one_that_is_read(root: Root, node: Node) -> None:
+def test_a_file_written_through_the_node_is_the_one_that_is_read(root, node):
     path = root.region(memory_limits=("1GiB",))
     refresh(node)
     with node.open(opened(node)) as region:

@@ -168,9 +168,7 @@ def described(container: Container) -> tuple[object, ...]:
         *(pytest.param(each, 400, marks=pytest.mark.slow) for each in range(100, 100 + scaled(60))),
     ],
 )
-def test_a_node_that_followed_knows_what_a_new_one_finds(
-    seed: int, steps: int, tmp_path: Path
-) -> None:
+def test_a_node_that_followed_knows_what_a_new_one_finds(seed, steps, tmp_path):
     root = Root(tmp_path / "containers")
     chance = random.Random(seed)
     directories = [root.path / f"{number}_c" for number in range(4)]

@@ -3,15 +3,15 @@
 import os
 
 import pytest
-from support.node_root import Root, only, opened, reason, refresh, touch
+from support.node_root import only, opened, reason, refresh, touch
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
-from libhamiregion.node import MissingReason, Node, directories
+from libhamiregion.node import MissingReason, directories
 from libhamiregion.region import open_in_container
 
 
-def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root: Root, node: Node) -> None:
+def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root, node):
     path = root.region(file="b.cache")
     path.with_name("z.cache").touch()
     os.mkfifo(path.with_name("y.cache"))
@@ -28,7 +28,7 @@ def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root: Root, 
     assert container.other_files == ("c.cache", "z.cache", "a.cache", "y.cache")
 
 
-def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root: Root, node: Node) -> None:
+def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root, node):
     path = root.region()
     refresh(node)
     region = opened(node).region
@@ -40,7 +40,7 @@ def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root: Root, node
     assert len(opened(node).other_files) == 8
 
 
-def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> None:
+def test_a_newer_region_takes_over_once_it_is_one(root, node):
     path = root.region()
     refresh(node)
     first = opened(node)
@@ -54,19 +54,18 @@ def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> Non
     second = opened(node)
     assert second.region_path == str(newer)
     assert second.other_files == ("a.cache",)
-    assert first.region is not None
     with pytest.raises(RegionClosed):
         first.region.snapshot()
 
 
 @pytest.fixture
-def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_entries(monkeypatch) -> None:
     """So that a directory need not be flooded with thousands of files."""
     monkeypatch.setattr(directories, "ENTRIES_LIMIT", 200)
 
 
 @pytest.mark.usefixtures("few_entries")
-def test_decoys_of_any_age_hide_no_open_region(root: Root, node: Node) -> None:
+def test_decoys_of_any_age_hide_no_open_region(root, node):
     path = root.region()
     refresh(node)
     region = opened(node).region
@@ -83,7 +82,7 @@ def test_decoys_of_any_age_hide_no_open_region(root: Root, node: Node) -> None:
 
 
 @pytest.mark.usefixtures("few_entries")
-def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root: Root, node: Node) -> None:
+def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root, node):
     directory = root.container()
     for number in range(300):
         (directory / str(number)).touch()
@@ -92,12 +91,11 @@ def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root: Root, node
     assert "more than" in str(only(node).missing)
 
 
-def test_a_link_in_the_directorys_place_leads_to_no_region(root: Root, node: Node) -> None:
+def test_a_link_in_the_directorys_place_leads_to_no_region(root, node):
     """Where containers can write the root; the file behind the link may even be the same."""
     path = root.region()
     refresh(node)
     container = opened(node)
-    assert container.region is not None
     moved = path.parent.rename(path.parent.with_name("moved"))
     path.parent.symlink_to(moved)
     with pytest.raises(RegionNotFound):
@@ -112,9 +110,7 @@ def test_a_link_in_the_directorys_place_leads_to_no_region(root: Root, node: Nod
         assert region.file_id == container.region.file_id
 
 
-def test_a_directory_that_becomes_a_link_during_the_look_is_not_followed(
-    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_becomes_a_link_during_the_look_is_not_followed(root, node, monkeypatch):
     path, other = root.region(), root.region()
     listed = directories.list_directory
 

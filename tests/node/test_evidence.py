@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_proc import FakeProc, line_of
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import Evidence, ProcessAnswer, Region, SearchCutShort, open_region
 from libhamiregion.node import Container, ProcessTable, evidence
@@ -56,7 +56,7 @@ def uid(number: int) -> str:
 
 
 @pytest.fixture
-def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pods:
+def pods(tmp_path, monkeypatch) -> Pods:
     """Those of pod 1 answer slowly; there is time for two such answers."""
     found, ask = Pods(tmp_path / "proc"), evidence.ask_process
 
@@ -71,7 +71,7 @@ def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pods:
 
 
 @pytest.fixture
-def regions(region_file: RegionFileFactory) -> Iterator[list[Region]]:
+def regions(region_file) -> Iterator[list[Region]]:
     """One of each pod, with slots of live processes and one of a dead process."""
     files: list[RegionFile] = [region_file(name=f"{number}.cache") for number in ALIVE]
     for file, alive in zip(files, ALIVE.values(), strict=True):
@@ -91,9 +91,7 @@ def can_judge(region: Region, found: dict[Region, Evidence]) -> bool:
     return True
 
 
-def test_a_container_that_answers_slowly_is_asked_last_from_then_on(
-    pods: Pods, regions: list[Region]
-) -> None:
+def test_a_container_that_answers_slowly_is_asked_last_from_then_on(pods, regions):
     for number, region in enumerate(regions, 1):
         for pid in ALIVE[number]:
             pods.process(number, region, pid)
@@ -109,9 +107,7 @@ def test_a_container_that_answers_slowly_is_asked_last_from_then_on(
         assert can_judge(regions[1], found)
 
 
-def test_a_slot_without_a_pid_does_not_have_other_pods_asked(
-    pods: Pods, regions: list[Region]
-) -> None:
+def test_a_slot_without_a_pid_does_not_have_other_pods_asked(pods, regions):
     """Each process could be its own, but for those that are proved to be of another pod."""
     suspects: dict[Region, Container | None] = {}
     for number, region in enumerate(regions, 1):

@@ -1,8 +1,6 @@
 """What a reader remembers: utilisation that stays in a region, containers without a limit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import attrs
 import pytest
@@ -13,22 +11,16 @@ from support.seen_node import SHARE, entry, seen
 
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NvmlSampler, Observation, Observer, history
+from libhamiregion.node import Node, Observation, Observer, history
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.rows import Join
 from libhamiregion.observation.without_region import explained
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fake_nvml.driver import FakeDriver
 
 GIB = 1 << 30
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[NodeScene]:
+def scene(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
 
@@ -39,11 +31,8 @@ def percents(seen: Observation) -> list[int | None]:
 
 
 def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unknown(
-    scene: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    scene, fake_driver, nvml_sampler, monkeypatch
+):
     monkeypatch.setattr(history, "_UNCHANGED_S", 0.0)
     pod = scene.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
@@ -66,9 +55,7 @@ def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unkno
         assert [percents(Observer(node).observe()) for _ in range(4)] == [[40, 42]] * 4
 
 
-def test_it_takes_more_than_the_driver_s_second(
-    scene: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_it_takes_more_than_the_driver_s_second(scene, fake_driver, nvml_sampler):
     pod = scene.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     pod.put("slot_util.sm", 41, device=1)
@@ -79,8 +66,8 @@ def test_it_takes_more_than_the_driver_s_second(
 
 
 def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
-    scene: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    scene, fake_driver, nvml_sampler
+):
     pod = scene.container(pod="job-0", uuids=[GPU])
     _, host_pid = pod.attach()
     used = f"process 0 compute {host_pid} {GIB}"
@@ -119,7 +106,7 @@ def not_limited(history: history.History, taken_s: float, *, is_asked: bool = Tr
     return [each.severity.value for each in found if not each.is_transient]
 
 
-def test_a_share_without_a_limit_is_an_error_once_it_was_so_twice_30_s_apart() -> None:
+def test_a_share_without_a_limit_is_an_error_once_it_was_so_twice_30_s_apart():
     remembered = history.History()
     assert not_limited(remembered, 100.0) == []
     assert not_limited(remembered, 129.0) == []
@@ -131,7 +118,7 @@ def test_a_share_without_a_limit_is_an_error_once_it_was_so_twice_30_s_apart() -
     assert not_limited(remembered, 160.0) == []
 
 
-def test_a_reader_without_a_history_says_so_at_once_of_what_may_pass(scene: NodeScene) -> None:
+def test_a_reader_without_a_history_says_so_at_once_of_what_may_pass(scene):
     with scene.open() as node:
         assert Observer.for_command(node).observe().not_limited_s is None
         assert Observer(node).observe().not_limited_s == {}

@@ -10,26 +10,20 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor
-from support.containers import Starter, look, match, needs_namespaces, states
+from support.containers import look, match, needs_namespaces, states
 from support.hostile_processes import MAP_DELETED
 from support.node_root import Root
 from support.observing import details
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import NotARegion, RegionStale, open_region
-from libhamiregion.node import (
-    Node,
-    ProcessTable,
-    processes,
-    procfs,
-)
+from libhamiregion.node import Node, ProcessTable, processes, procfs
 from libhamiregion.raw_slots import slots_beyond
 
 
 @pytest.fixture
-def region(region_file: RegionFileFactory) -> RegionFile:
+def region(region_file) -> RegionFile:
     return region_file(memory_limits=("1GiB",))
 
 
@@ -64,7 +58,7 @@ def without_first_thread(inside: int) -> bool:
 
 
 @needs_namespaces
-def test_a_lack_of_descriptors_proves_nobody_dead(start: Starter, region: RegionFile) -> None:
+def test_a_lack_of_descriptors_proves_nobody_dead(start, region):
     """A process whose first thread has ended takes one descriptor more to look at than others."""
     inside = start()
     pid = inside.tell("attach", region.path)
@@ -85,9 +79,7 @@ def test_a_lack_of_descriptors_proves_nobody_dead(start: Starter, region: Region
 
 
 @needs_namespaces
-def test_where_a_zombies_maps_cannot_be_opened_the_other_threads_tell(
-    start: Starter, region: RegionFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_zombies_maps_cannot_be_opened_the_other_threads_tell(start, region, monkeypatch):
     """Linux 6.16 answers ESRCH, others give an empty list."""
     inside = start()
     pid = inside.tell("attach", region.path)
@@ -139,7 +131,7 @@ class Tripwire:
 
 
 @pytest.fixture
-def tripwire(tmp_path: Path) -> Iterator[Tripwire]:
+def tripwire(tmp_path) -> Iterator[Tripwire]:
     os.mkfifo(tmp_path / "pipe")
     made = Tripwire(tmp_path / "pipe")
     os.close(os.open(made.path, os.O_RDONLY | os.O_NONBLOCK))
@@ -148,9 +140,7 @@ def tripwire(tmp_path: Path) -> Iterator[Tripwire]:
     made.end()
 
 
-def test_what_takes_turns_with_a_region_is_never_opened(
-    actor: MakeActor, region: RegionFile, tripwire: Tripwire, tmp_path: Path
-) -> None:
+def test_what_takes_turns_with_a_region_is_never_opened(actor, region, tripwire, tmp_path):
     """A container can make device nodes, which do something when they are opened."""
     path = tmp_path / "turns.cache"
     os.link(region, path)
@@ -174,9 +164,7 @@ def test_what_takes_turns_with_a_region_is_never_opened(
     assert not tripwire.was_opened
 
 
-def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
-    region: RegionFile, tripwire: Tripwire
-) -> None:
+def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(region, tripwire):
     with open_region(region) as opened:
         replacement = region.path.with_name("new")
         replacement.hardlink_to(tripwire.path)
@@ -191,13 +179,7 @@ def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
 
 
 @pytest.mark.parametrize("limit", ["of each", "of all"])
-def test_who_maps_more_files_than_are_kept_is_a_gap(
-    limit: str,
-    actor: MakeActor,
-    region: RegionFile,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_maps_more_files_than_are_kept_is_a_gap(limit, actor, region, tmp_path, monkeypatch):
     # Above what other tests map meanwhile, in the same cgroup.
     if limit == "of each":
         monkeypatch.setattr(processes, "_FILES_LIMIT", 600)
@@ -215,9 +197,7 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
     assert hostile.pid_here not in table.view.visibility.unreadable
 
 
-def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(
-    region: RegionFile, tmp_path: Path
-) -> None:
+def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(region, tmp_path):
     """It is done with the lock held, and other containers decide how long their maps are."""
     region.add_process(5, {0: 1})
     maps = {}
@@ -235,9 +215,7 @@ def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(
         each.end()
 
 
-def test_a_region_that_somebody_closes_during_a_view_costs_that_one_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_that_somebody_closes_during_a_view_costs_that_one_only(tmp_path, monkeypatch):
     root = Root(tmp_path / "containers")
     root.region("closed")
     root.region("kept")

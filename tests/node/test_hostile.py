@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.actors import MakeActor
 from support.node_root import Root, refresh
 from support.observing import details
 from support.region_file import RegionFile
@@ -31,7 +30,6 @@ class Racer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "begun\n"
 
     def is_at_it(self) -> bool:
@@ -40,7 +38,6 @@ class Racer:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
 
@@ -60,7 +57,6 @@ def race(node: Node, root: Root, victim: Path, rounds: int, seed: int) -> None:
             refresh(node)
             snapshot = node.snapshot()
             for row, each in enumerate(snapshot.containers):
-                assert each.region is not None
                 # Nothing of others is opened in its name.
                 assert each.region.file_id != (stat.st_dev, stat.st_ino)
                 assert str(each.region_path).startswith(f"{each.directory}/")
@@ -89,9 +85,7 @@ def race(node: Node, root: Root, victim: Path, rounds: int, seed: int) -> None:
         )
 
 
-def test_a_directory_that_changes_while_it_is_scanned(
-    node: Node, root: Root, tmp_path: Path
-) -> None:
+def test_a_directory_that_changes_while_it_is_scanned(node, root, tmp_path):
     create_region(tmp_path / "victim.cache", memory_limits=(7,))
     race(node, root, tmp_path / "victim.cache", 300, seed=1)
 
@@ -111,9 +105,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> li
     return calls
 
 
-def test_hundreds_of_files_cost_a_bounded_number_of_looks(
-    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hundreds_of_files_cost_a_bounded_number_of_looks(node, root, monkeypatch):
     directory = root.container()
     elsewhere = root.path.with_name("elsewhere")
     elsewhere.write_text("somebody else's")
@@ -129,7 +121,7 @@ def test_hundreds_of_files_cost_a_bounded_number_of_looks(
 # ---- restarts ----
 
 
-def test_nothing_is_written_by_looking(node: Node, root: Root, actor: MakeActor) -> None:
+def test_nothing_is_written_by_looking(node, root, actor):
     paths = [root.region(f"c{number}") for number in range(3)]
     RegionFile(paths[0], Layout.V1_2).add_process(2**21, {0: 5})
     members = [actor(path) for path in paths]

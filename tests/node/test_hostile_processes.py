@@ -3,29 +3,18 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from support.actors import MakeActor, map_libvgpu
+from support.actors import map_libvgpu
 from support.agent_process import Agent, agents
 from support.containers import container_with
 from support.hostile_processes import MOST_MAPPINGS, locked_process, mapping_storm
-from support.node_scene import NodeScene
-from support.own_cgroups import (
-    cgroup_of_pod,
-    needs_cgroups,
-)
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import RegionStale, open_region
-from libhamiregion.node import (
-    Node,
-    ProcessGap,
-    ProcessTable,
-    match_slots,
-    processes,
-)
+from libhamiregion.node import Node, ProcessGap, ProcessTable, match_slots, processes
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.workers import Blocked
 from libhamiregion.observation.names import ContainerId
@@ -38,7 +27,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def start(scene, tmp_path) -> Iterator[Callable[..., Agent]]:
     with agents(scene, tmp_path) as starter:
         yield starter
 
@@ -48,8 +37,8 @@ def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
 @needs_cgroups
 def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_container(
-    actor: MakeActor, tmp_path: Path, region_file: Callable[..., RegionFile]
-) -> None:
+    actor, tmp_path, region_file
+):
     uid = str(uuid.uuid4())
     container = ContainerId(CONTAINER_ID, uid)
     region = region_file(memory_limits=("1GiB",))
@@ -101,7 +90,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
 
 
 @pytest.fixture
-def honest(scene: NodeScene, actor: MakeActor) -> RegionFile:
+def honest(scene, actor) -> RegionFile:
     """A container with one process, whose figures are to be exported."""
     file = scene.container("honest")
     process = actor(file)
@@ -114,15 +103,15 @@ def honest(scene: NodeScene, actor: MakeActor) -> RegionFile:
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[int]:
+def locked(tmp_path) -> Iterator[int]:
     with locked_process(tmp_path / "fuse") as process:
         process.lock()
         yield process.pid
 
 
 def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_read(
-    actor: MakeActor, locked: int, region_file: Callable[..., RegionFile]
-) -> None:
+    actor, locked, region_file
+):
     region = region_file(memory_limits=("1GiB",))
     table = ProcessTable()
 
@@ -132,7 +121,6 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
 
     eventually(is_blocked)
     found = table.view.get(locked)
-    assert found is not None
     assert found.command.startswith("[")
     read: list[object] = []
     read_one = table._read
@@ -156,9 +144,7 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     assert table.view.has_libvgpu(found) is None
 
 
-def test_what_is_known_of_a_program_ends_when_it_calls_exec(
-    actor: MakeActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_a_program_ends_when_it_calls_exec(actor, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_KEPT_S", 0.0)
     process = actor()
     table = ProcessTable()
@@ -181,8 +167,8 @@ def test_what_is_known_of_a_program_ends_when_it_calls_exec(
 
 
 def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_opens_it(
-    actor: MakeActor, tmp_path: Path, region_file: Callable[..., RegionFile]
-) -> None:
+    actor, tmp_path, region_file
+):
     """Its maps have been read before; the link to the file is what blocks now."""
     root = tmp_path / "containers"
     root.mkdir()

@@ -1,14 +1,11 @@
 """Names of pods, containers and claims from the node's own files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from support.kubelet import KubeletFiles
@@ -17,15 +14,12 @@ from support.pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 
 from libhamiregion.node import ClaimName, Node, NodeNames, PodName, Selector
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CLAIM = "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b"
 TRAIN = PodName("research", "bert-0", "train")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> KubeletFiles:
+def files(tmp_path) -> KubeletFiles:
     files = KubeletFiles(tmp_path)
     files.pod(UID, "bert-0", "train")
     return files
@@ -34,19 +28,19 @@ def files(tmp_path: Path) -> KubeletFiles:
 # ---- kubelet's log directories ----
 
 
-def test_a_pods_log_directory_names_it(files: KubeletFiles) -> None:
+def test_a_pods_log_directory_names_it(files):
     names = files.names()
     assert names.resolve(UID, "train") == TRAIN
     files.pod(UID, "bert-0", "sidecar")
     assert names.resolve(UID) == PodName("research", "bert-0", None)
 
 
-def test_a_static_pods_uid_has_no_dashes(files: KubeletFiles) -> None:
+def test_a_static_pods_uid_has_no_dashes(files):
     files.pod(STATIC, "etcd-node.example", "etcd", namespace="kube-system")
     assert files.names().resolve(STATIC) == PodName("kube-system", "etcd-node.example", None)
 
 
-def test_a_containers_log_names_it_by_its_id(files: KubeletFiles) -> None:
+def test_a_containers_log_names_it_by_its_id(files):
     names = files.names()
     assert names.resolve(None, None, ID) is None
     files.container(ID, "bert-0", "train")
@@ -55,21 +49,21 @@ def test_a_containers_log_names_it_by_its_id(files: KubeletFiles) -> None:
     assert names.resolve(UID, "fetch", ID) == TRAIN
 
 
-def test_a_restarted_container_has_two_ids_and_one_name(files: KubeletFiles) -> None:
+def test_a_restarted_container_has_two_ids_and_one_name(files):
     names = files.names()
     for each in (ID, OTHER_ID):
         files.container(each, "bert-0", "train")
         assert names.resolve(None, None, each) == TRAIN
 
 
-def test_a_name_that_was_cut_is_no_answer(files: KubeletFiles) -> None:
+def test_a_name_that_was_cut_is_no_answer(files):
     path = files.container(ID, "a" * 200, "train")
     assert len(path.name) == 255
     assert files.names().resolve(None, None, ID) is None
     assert files.names().resolve(UID, "train", ID) == TRAIN
 
 
-def test_pods_come_and_go(files: KubeletFiles) -> None:
+def test_pods_come_and_go(files):
     names = files.names()
     assert (names.resolve(OTHER_UID), names.has_pod(OTHER_UID)) == (None, False)
     other = files.pod(OTHER_UID, "shop", namespace="web")
@@ -79,16 +73,14 @@ def test_pods_come_and_go(files: KubeletFiles) -> None:
     assert names.has_pod(OTHER_UID) is False
 
 
-def test_a_pod_is_proved_gone_only_by_a_directory_that_has_others(tmp_path: Path) -> None:
+def test_a_pod_is_proved_gone_only_by_a_directory_that_has_others(tmp_path):
     files = KubeletFiles(tmp_path)
     assert files.names().has_pod(UID) is None, "no directory"
     files.pods.mkdir(parents=True)
     assert files.names().has_pod(UID) is None, "an empty one may be a wrong mount"
 
 
-def test_a_listing_is_kept_while_the_directory_is_unchanged(
-    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_is_kept_while_the_directory_is_unchanged(files, monkeypatch):
     settle(files.pods)
     names = files.names()
     assert names.resolve(UID, "train") is not None
@@ -98,7 +90,7 @@ def test_a_listing_is_kept_while_the_directory_is_unchanged(
         assert names.resolve(OTHER_UID, "train") is None
 
 
-def test_hostile_log_directories_name_nothing(files: KubeletFiles) -> None:
+def test_hostile_log_directories_name_nothing(files):
     names = files.names()
     directories = [f"pod_{OTHER_UID}", f"research_a_b_{OTHER_UID}"]
     files.containers.mkdir(parents=True)
@@ -123,7 +115,7 @@ def test_hostile_log_directories_name_nothing(files: KubeletFiles) -> None:
 # ---- Docker's files ----
 
 
-def test_dockers_file_names_the_container(files: KubeletFiles) -> None:
+def test_dockers_file_names_the_container(files):
     names = files.names()
     assert names.resolve(None, None, ID) is None
     files.docker_container(ID, "/notebook_1")
@@ -133,9 +125,7 @@ def test_dockers_file_names_the_container(files: KubeletFiles) -> None:
     assert names.resolve(None, None, OTHER_ID) == TRAIN
 
 
-def test_names_of_docker_are_forgotten_if_there_are_too_many(
-    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_docker_are_forgotten_if_there_are_too_many(files, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.names._DOCKER_NAMES_LIMIT", 2)
     names, ids = files.names(), [f"{number:064x}" for number in range(3)]
     paths = [files.docker_container(each, "/notebook") for each in ids]
@@ -145,7 +135,7 @@ def test_names_of_docker_are_forgotten_if_there_are_too_many(
     assert [names.resolve(None, None, each) is None for each in ids] == [True, True, False]
 
 
-def test_hostile_and_broken_files_of_docker_name_nothing(files: KubeletFiles) -> None:
+def test_hostile_and_broken_files_of_docker_name_nothing(files):
     for name in [*(text for text in HOSTILE if text != "A"), 7, None, ["a"]]:
         files.docker_container(ID, name)
         # Docker itself allows a dash at the end.
@@ -166,9 +156,7 @@ def test_hostile_and_broken_files_of_docker_name_nothing(files: KubeletFiles) ->
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["Kubernetes 1.32", "before"])
-def test_a_claim_is_named_by_kubelets_checkpoint_of_either_format(
-    files: KubeletFiles, old: bool
-) -> None:
+def test_a_claim_is_named_by_kubelets_checkpoint_of_either_format(files, old):
     names = files.names()
     assert names.resolve_claim(CLAIM) is None
     files.claims({CLAIM: ("a100-half", [UID, OTHER_UID])}, old=old)
@@ -182,20 +170,17 @@ def test_a_claim_is_named_by_kubelets_checkpoint_of_either_format(
     [(("bert-0",), "bert-0"), (("bert-0", "bert-1"), None), ((None,), None), ((), None)],
     ids=["one", "two", "one that is not known", "none"],
 )
-def test_a_claim_is_shown_with_its_only_pod(pods: tuple[str | None, ...], shown: str) -> None:
+def test_a_claim_is_shown_with_its_only_pod(pods, shown):
     claim = ClaimName("research", "a100-half", pods)
     assert claim.pod_name == PodName("research", shown, "a100-half")
 
 
-def test_a_replaced_checkpoint_is_read_again(
-    files: KubeletFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_checkpoint_is_read_again(files, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.checkpoint._RECHECK_S", 0.0)
     names = files.names()
     for pods in ([UID], [], [UID, OTHER_UID]):
         files.claims({CLAIM: ("a100-half", pods)})
         found = names.resolve_claim(CLAIM)
-        assert found is not None
         assert len(found.pods) == len(pods)
 
 
@@ -220,9 +205,7 @@ GOOD_CLAIM = {"ClaimUID": CLAIM, "Namespace": "a", "ClaimName": "b"}
     ],
     ids=range(17 + len(HOSTILE) - ("A" in HOSTILE)),
 )
-def test_a_damaged_checkpoint_names_nothing_and_does_not_last(
-    files: KubeletFiles, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_names_nothing_and_does_not_last(files, text, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.names._RECHECK_S", 0.0)
     names = files.names()
     files.write_checkpoint(text)
@@ -238,20 +221,20 @@ def test_a_damaged_checkpoint_names_nothing_and_does_not_last(
     "name",
     [f"{CLAIM}_train", CLAIM.upper(), CLAIM[:-1], f"{CLAIM}\n", f" {CLAIM}", "", f"{CLAIM}.limits"],
 )
-def test_only_a_uid_is_a_claims_directory(tmp_path: Path, name: str) -> None:
+def test_only_a_uid_is_a_claims_directory(tmp_path, name):
     (tmp_path / "claims" / name).mkdir(parents=True)
     with Node(tmp_path / "claims") as node:
         assert not refresh(node)
 
 
-def test_a_container_that_makes_directories_beside_its_own_makes_no_claim(tmp_path: Path) -> None:
+def test_a_container_that_makes_directories_beside_its_own_makes_no_claim(tmp_path):
     """KAI's containers can write the directory that holds all of theirs."""
     (tmp_path / "containers" / CLAIM).mkdir(parents=True)
     with Node(tmp_path / "containers") as node:
         assert not refresh(node)
 
 
-def test_a_claim_that_no_file_names_goes_by_its_uid(files: KubeletFiles, tmp_path: Path) -> None:
+def test_a_claim_that_no_file_names_goes_by_its_uid(files, tmp_path):
     root = Root(tmp_path / "claims")
     (root.path / CLAIM).mkdir()
     with Node(root, names=files.names()) as node:
@@ -263,9 +246,7 @@ def test_a_claim_that_no_file_names_goes_by_its_uid(files: KubeletFiles, tmp_pat
         assert node.select(pod="*", allow_unnamed=True) == ()
 
 
-def test_a_pod_is_named_once_kubelet_knows_it_and_keeps_its_name(
-    files: KubeletFiles, tmp_path: Path
-) -> None:
+def test_a_pod_is_named_once_kubelet_knows_it_and_keeps_its_name(files, tmp_path):
     root = Root(tmp_path / "containers")
     root.region()
     with Node(root, names=files.names()) as node:
@@ -280,9 +261,7 @@ def test_a_pod_is_named_once_kubelet_knows_it_and_keeps_its_name(
         assert only(node).pod == "late-0"
 
 
-def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(
-    files: KubeletFiles, tmp_path: Path
-) -> None:
+def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(files, tmp_path):
     files.claims({CLAIM: ("a100-half", [UID])})
     root = Root(tmp_path / "claims")
     (root.path / CLAIM).mkdir()
@@ -300,7 +279,7 @@ def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(
         assert not Selector(pod_uid="*").matches(found)
 
 
-def test_the_node_floor_loads_neither_nvml_nor_http() -> None:
+def test_the_node_floor_loads_neither_nvml_nor_http():
     script = (
         "import sys, libhamiregion.node; "
         "print([m for m in ('pynvml', 'urllib3', 'http.client') if m in sys.modules])"

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from support.actors import Actor, ProcessFactory
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
-from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import open_region
@@ -65,14 +64,14 @@ def neighbour() -> Iterator[Actor]:
 
 
 @pytest.fixture
-def expensive(neighbour: Actor) -> Actor:
+def expensive(neighbour) -> Actor:
     """The neighbour, when it is expensive to look at."""
     assert neighbour("evaluate", MAP_MUCH) == 60_000
     return neighbour
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     return region_file()
 
 
@@ -95,16 +94,16 @@ def looked(
 
 
 def test_a_dead_process_is_told_beside_a_neighbour_with_its_pid_that_is_expensive_to_look_at(
-    expensive: Actor, file: RegionFile
-) -> None:
+    expensive, file
+):
     file.add_process(expensive.pid, {0: 640})
     # A busy machine may leave it no time at all, now and then.
     eventually(lambda: looked(file, expensive.pid)[0].dead == {expensive.pid})
 
 
 def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
-    neighbour: Actor, scene: NodeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    neighbour, scene, monkeypatch
+):
     """A container decides how long that takes."""
     file = scene.container("victim", pod_uid=OURS)
     file.add_process(neighbour.pid, {0: 640})
@@ -126,9 +125,7 @@ def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     assert file.get("slot_used.total") == 0
 
 
-def test_a_process_of_another_pod_that_maps_the_region_is_never_taken_for_dead(
-    neighbour: Actor, file: RegionFile
-) -> None:
+def test_a_process_of_another_pod_that_maps_the_region_is_never_taken_for_dead(neighbour, file):
     """Such as one that an administrator has given another pod's directory."""
     neighbour("open", str(file.path), writable=True)
     file.add_process(neighbour.pid, {0: 640})

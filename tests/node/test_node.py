@@ -34,7 +34,7 @@ from libhamiregion.node import (
 from libhamiregion.node import node as node_module
 
 
-def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node) -> None:
+def test_a_snapshot_has_a_row_per_container_with_a_region(root, node):
     for number in (3, 1, 2):
         root.region(f"c{number}", memory_limits=(number,))
     root.container("empty")
@@ -50,7 +50,7 @@ def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node
     assert set(snapshot.containers + snapshot.missing) == set(node.containers)
 
 
-def test_a_refresh_reads_no_processes_unless_it_is_asked_to(root: Root, tmp_path: Path) -> None:
+def test_a_refresh_reads_no_processes_unless_it_is_asked_to(root, tmp_path):
     root.region()
     proc = tmp_path / "proc"
     proc.symlink_to("/proc")
@@ -62,7 +62,7 @@ def test_a_refresh_reads_no_processes_unless_it_is_asked_to(root: Root, tmp_path
             node.refresh(processes=True)
 
 
-def test_regions_of_a_snapshot_outlive_a_refresh_that_closes_them(root: Root, node: Node) -> None:
+def test_regions_of_a_snapshot_outlive_a_refresh_that_closes_them(root, node):
     paths = [root.region(f"c{number}", memory_limits=(number + 1,)) for number in range(3)]
     node.refresh()
     truncate(paths[1], 4096)
@@ -79,9 +79,7 @@ def test_regions_of_a_snapshot_outlive_a_refresh_that_closes_them(root: Root, no
         assert region.devices[0].memory_limit_bytes == number + 1
 
 
-def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
-    root: Root, node: Node
-) -> None:
+def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(root, node):
     paths = [root.region(f"c{number}") for number in range(3)]
     settle(*(path.parent for path in paths), root.path)
     refresh(node)
@@ -95,11 +93,10 @@ def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
     refresh(node)
     (container,) = node.snapshot().missing
     assert container.name == "c1"
-    assert container.missing is not None
     assert container.missing.reason is MissingReason.TRUNCATED
 
 
-def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> None:
+def test_a_view_shows_each_container_with_its_slots(root, node):
     path = root.region("with")
     RegionFile(path, Layout.V1_2).add_process(2**21 + 5, {0: 77})
     root.container("without")
@@ -107,7 +104,6 @@ def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> N
     with_region, without = views["with"], views["without"]
     assert isinstance(with_region, ContainerDetails)
     assert with_region.snapshot is not None
-    assert with_region.processes is not None
     assert with_region.error is None
     assert [slot.pid for slot in with_region.processes.slots] == [2**21 + 5]
     assert with_region.processes.slots[0].state in {"dead", "unknown"}
@@ -117,7 +113,7 @@ def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> N
 # ---- writing ----
 
 
-def test_a_region_that_was_replaced_is_not_written(root: Root, node: Node) -> None:
+def test_a_region_that_was_replaced_is_not_written(root, node):
     path = root.region()
     refresh(node)
     container = only(node)
@@ -131,7 +127,7 @@ def test_a_region_that_was_replaced_is_not_written(root: Root, node: Node) -> No
     node.open(only(node)).close()
 
 
-def test_what_has_no_region_cannot_be_opened(root: Root, node: Node) -> None:
+def test_what_has_no_region_cannot_be_opened(root, node):
     root.container()
     refresh(node)
     with pytest.raises(ValueError, match="no region"):
@@ -152,23 +148,21 @@ class Names:
         return PodName("default", f"pod-{pod_uid}", container_name)
 
 
-def test_a_container_is_named_by_the_resolver(root: Root) -> None:
+def test_a_container_is_named_by_the_resolver(root):
     root.container("train", "u1")
     with Node(root, names=Names()) as node:
         refresh(node)
         assert only(node).pod_name == PodName("default", "pod-u1", "train")
 
 
-def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: Node) -> None:
+def test_a_directory_of_no_real_pod_is_matched_all_the_same(root, node):
     root.region("x")
     (view,) = details(node)
     assert view.snapshot is not None
     assert match_slots(node.processes.view, view.container, (), time.monotonic()).slots == ()
 
 
-def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
-    root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(root, monkeypatch):
     monkeypatch.setattr(node_module, "_LOOK_TIMEOUT_S", 0.01)
     root.region()
     node = Node(root)
@@ -200,7 +194,7 @@ def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
 # ---- life ----
 
 
-def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
+def test_a_closed_node_says_so_and_has_nothing_open(root):
     root.region()
     node = Node(root)
     refresh(node)
@@ -208,7 +202,6 @@ def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
     assert "1 containers" in repr(node)
     node.close()
     node.close()
-    assert region is not None
     assert region.closed
     assert node.containers == ()
     assert "closed" in repr(node)
@@ -217,7 +210,7 @@ def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
             use()
 
 
-def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
+def test_in_a_forked_child_a_node_is_closed(root, node):
     root.region()
     refresh(node)
 
@@ -239,7 +232,7 @@ def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
     assert len(node.snapshot().containers) == 1
 
 
-def test_threads_may_share_a_node(root: Root, node: Node) -> None:
+def test_threads_may_share_a_node(root, node):
     paths = [root.region(f"c{number}") for number in range(8)]
 
     def read() -> None:
@@ -263,7 +256,7 @@ def test_threads_may_share_a_node(root: Root, node: Node) -> None:
             work.result()
 
 
-def test_a_container_and_a_node_stay_in_their_process(root: Root, node: Node) -> None:
+def test_a_container_and_a_node_stay_in_their_process(root, node):
     root.region()
     refresh(node)
     for each in (node, only(node)):
@@ -273,9 +266,7 @@ def test_a_container_and_a_node_stay_in_their_process(root: Root, node: Node) ->
             copy.deepcopy(each)
 
 
-def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
-    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(root, node, monkeypatch):
     for number in range(3):
         root.region(f"c{number}")
     looks = itertools.count()
@@ -311,7 +302,7 @@ def mapped_files(root: Root) -> int:
         return sum(str(root.path) in line for line in maps)
 
 
-def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> None:
+def test_no_descriptor_and_no_mapping_is_left_over(root, node):
     for number in range(4):
         root.region(f"c{number}")
     os.mkfifo(root.container("fifo") / "a.cache")
@@ -348,7 +339,7 @@ def use_up_descriptors(spare: int) -> list[int]:
     return taken
 
 
-def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
+def test_running_out_of_descriptors_is_told_and_passes(root):
     def starve() -> list[object]:
         seen: list[object] = []
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -390,7 +381,7 @@ def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
     ]
 
 
-def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
+def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path):
     root = Root(tmp_path / "containers")
     root.region("train")
     with Node(root) as node:

@@ -14,18 +14,18 @@ from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked, is_node_
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path) -> str:
     (tmp_path / "containers").mkdir()
     return str(tmp_path / "containers")
 
 
 @pytest.fixture(autouse=True)
-def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def locks(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HAMIREGION_LOCKS", str(tmp_path / "locks"))
     return tmp_path / "locks"
 
 
-def test_one_process_at_a_time_has_a_root_for_each_use(root: str, tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_a_root_for_each_use(root, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(root)
     first, second, plan = (NodeLock(use) for use in (*[LockUse.FEEDBACK] * 2, LockUse.PLAN))
@@ -49,7 +49,7 @@ def test_one_process_at_a_time_has_a_root_for_each_use(root: str, tmp_path: Path
         first.hold([root])
 
 
-def test_a_container_that_locks_the_root_keeps_no_agent_out(root: str) -> None:
+def test_a_container_that_locks_the_root_keeps_no_agent_out(root):
     descriptor = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -60,14 +60,14 @@ def test_a_container_that_locks_the_root_keeps_no_agent_out(root: str) -> None:
         os.close(descriptor)
 
 
-def test_nothing_is_written_into_the_root(root: str) -> None:
+def test_nothing_is_written_into_the_root(root):
     Path(root).chmod(0o555)
     with contextlib.closing(NodeLock(LockUse.PLAN)) as lock:
         lock.hold([root])
     assert list(Path(root).iterdir()) == []
 
 
-def test_a_lock_that_ends_with_its_process_is_free(root: str) -> None:
+def test_a_lock_that_ends_with_its_process_is_free(root):
     pid = os.fork()
     if pid == 0:
         NodeLock(LockUse.PLAN).hold([root])
@@ -76,7 +76,7 @@ def test_a_lock_that_ends_with_its_process_is_free(root: str) -> None:
     assert not is_node_locked([root], LockUse.PLAN)
 
 
-def test_only_the_owner_can_open_a_lock(root: str, locks: Path) -> None:
+def test_only_the_owner_can_open_a_lock(root, locks):
     with contextlib.closing(NodeLock(LockUse.PLAN)) as lock:
         lock.hold([root])
     (file,) = locks.iterdir()
@@ -85,9 +85,7 @@ def test_only_the_owner_can_open_a_lock(root: str, locks: Path) -> None:
 
 
 @pytest.mark.parametrize("made_by", ["open to all", "a link", "another user"])
-def test_a_directory_of_locks_that_others_can_write_is_refused(
-    root: str, locks: Path, tmp_path: Path, made_by: str
-) -> None:
+def test_a_directory_of_locks_that_others_can_write_is_refused(root, locks, tmp_path, made_by):
     """In /tmp anyone can make the directory first."""
     if made_by == "a link":
         (tmp_path / "elsewhere").mkdir()
@@ -107,9 +105,7 @@ def test_a_directory_of_locks_that_others_can_write_is_refused(
     assert list(locks.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed_and_no_other_root_stays_locked(
-    root: str, locks: Path
-) -> None:
+def test_a_link_in_the_place_of_a_lock_is_not_followed_and_no_other_root_stays_locked(root, locks):
     status = Path(root).stat()
     locks.mkdir()
     place = locks / f"plan-{status.st_dev:x}-{status.st_ino:x}.lock"

@@ -2,21 +2,13 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from support.actors import MakeActor, map_libvgpu
-from support.containers import (
-    Container,
-    Starter,
-    look,
-    mounted_proc,
-    needs_namespaces,
-    states,
-)
+from support.actors import map_libvgpu
+from support.containers import Container, look, mounted_proc, needs_namespaces, states
 from support.forked import unprivileged
 from support.namespaces import overlay_mount
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import ProcessTable
@@ -27,7 +19,7 @@ pytestmark = needs_namespaces
 
 
 @pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
-def region(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+def region(request, region_file) -> RegionFile:
     """One with a slot of a process that never was."""
     file = region_file(request.param, memory_limits=("8GiB",))
     file.add_process(NOBODY, {0: 640})
@@ -42,9 +34,7 @@ def charged(inside: Container, file: RegionFile, pid: int = 0) -> int:
     return own
 
 
-def test_monitors_strangers_and_several_that_could_be_meant(
-    start: Starter, region: RegionFile
-) -> None:
+def test_monitors_strangers_and_several_that_could_be_meant(start, region):
     monitor, users, stranger = start(0), start(), start()
     charged(users, region)
     stranger.tell("map", region.path)
@@ -71,9 +61,7 @@ answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """
 
 
-def test_this_process_with_libvgpu_loaded(
-    actor: MakeActor, region: RegionFile, tmp_path: Path
-) -> None:
+def test_this_process_with_libvgpu_loaded(actor, region, tmp_path):
     process = actor(region)
     map_libvgpu(process, tmp_path)
     region.add_process(process.pid, {0: 1})
@@ -83,9 +71,7 @@ def test_this_process_with_libvgpu_loaded(
 
 @pytest.mark.root
 @pytest.mark.parametrize("hidepid", [0, 1, 2])
-def test_for_a_user_without_privileges(
-    hidepid: int, start: Starter, public_directory: Path
-) -> None:
+def test_for_a_user_without_privileges(hidepid, start, public_directory):
     path = public_directory / "region.cache"
     create_region(path)
     path.chmod(0o666)
@@ -99,9 +85,7 @@ def test_for_a_user_without_privileges(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-def test_a_file_that_is_mapped_through_an_overlay(
-    start: Starter, region: RegionFile, tmp_path: Path
-) -> None:
+def test_a_file_that_is_mapped_through_an_overlay(start, region, tmp_path):
     prefix, merged, upper = overlay_mount(tmp_path)
     path = upper / "usage.cache"
     region.path.rename(path)

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor
 from support.containers import Container as Processes
 from support.containers import Starter, needs_namespaces
 from support.namespaces import NEW_NAMESPACE
-from support.node_root import Root
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
@@ -27,13 +25,13 @@ SCENES = Path(__file__).parents[1] / "support/outside_scenes.py"
 
 
 @pytest.fixture
-def node(root: Root) -> Iterator[Node]:
+def node(root) -> Iterator[Node]:
     with Node(root, outside=True) as node:
         yield node
 
 
 @pytest.fixture
-def region(region_file: RegionFileFactory) -> RegionFile:
+def region(region_file) -> RegionFile:
     return region_file(memory_limits=("8GiB",))
 
 
@@ -61,7 +59,7 @@ def private(start: Starter, directory: Path) -> Processes:
 
 
 @needs_namespaces
-def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_path: Path) -> None:
+def test_a_private_region_is_one_of_the_nodes(start, node, tmp_path):
     inside = private(start, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
     inside.tell("charge", 1000)
@@ -69,7 +67,6 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
         (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
         found = refreshed(node, inside.host_pid)
         assert (found.pod_uid, found.name, found.directory) == (POD, None, None)
-        assert found.container_id is not None
         assert found.container_id.id == ID
         assert found.missing is None
         assert found.pids == (inside.host_pid,)
@@ -78,7 +75,6 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
         assert snapshot.table.paths[row] == found.region_path
         assert snapshot.table.regions.process_count[row] == 1
         (view,) = (each for each in details(node) if each.container is found)
-        assert view.processes is not None
         assert view.processes.host_pids == {1: inside.host_pid}
         with node.open(found) as opened:
             opened.set_memory_limit(2 * GIB)
@@ -91,9 +87,7 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
 
 
 @needs_namespaces
-def test_a_node_that_shall_not_look_outside_does_not(
-    start: Starter, root: Root, tmp_path: Path
-) -> None:
+def test_a_node_that_shall_not_look_outside_does_not(start, root, tmp_path):
     inside = private(start, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
     with Node(root) as node:
@@ -105,9 +99,7 @@ def test_a_node_that_shall_not_look_outside_does_not(
 # ---- how long ----
 
 
-def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(actor, node, region):
     first, second = actor(region), actor(region)
     second("attach")
     found = refreshed(node, first.pid_here)
@@ -133,9 +125,7 @@ def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(
         node.open(found)
 
 
-def test_who_only_reads_neither_makes_nor_keeps_one(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_who_only_reads_neither_makes_nor_keeps_one(actor, node, region):
     """Or two monitors would keep what they watch alive for each other."""
     reader = actor(region, writable=False)
     node.refresh()
@@ -148,15 +138,13 @@ def test_who_only_reads_neither_makes_nor_keeps_one(
     assert found not in node.containers
 
 
-def test_what_this_process_maps_itself_does_not_count(node: Node, region: RegionFile) -> None:
+def test_what_this_process_maps_itself_does_not_count(node, region):
     with open_region(region, writable=True):
         node.refresh()
         assert not mapped_by(node.containers, os.getpid())
 
 
-def test_a_scan_without_processes_leaves_it_as_it_is(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_a_scan_without_processes_leaves_it_as_it_is(actor, node, region):
     user = actor(region)
     found = refreshed(node, user.pid_here)
     user.kill()
@@ -169,9 +157,7 @@ def test_a_scan_without_processes_leaves_it_as_it_is(
 # ---- what becomes of its file ----
 
 
-def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(
-    actor: MakeActor, node: Node, root: Root, region: RegionFile
-) -> None:
+def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(actor, node, root, region):
     user = actor(region)
     user("attach")
     found = refreshed(node, user.pid_here)
@@ -184,14 +170,11 @@ def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(
     # Who comes later has no name to open it by.
     with Node(root, outside=True) as late:
         missing = refreshed(late, user.pid_here).missing
-        assert missing is not None
         assert missing.reason is MissingReason.STALE
         assert refreshed(late, user.pid_here).missing is missing
 
 
-def test_a_file_that_took_its_name_is_another_region(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_a_file_that_took_its_name_is_another_region(actor, node, region):
     old = actor(region)
     first = refreshed(node, old.pid_here)
     region.path.unlink()
@@ -206,9 +189,7 @@ def test_a_file_that_took_its_name_is_another_region(
         assert opened.file_id == region_of(second).file_id
 
 
-def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(actor, node, region):
     user = actor(region)
     found = refreshed(node, user.pid_here)
     content = region.content()
@@ -216,7 +197,6 @@ def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(
     broken = refreshed(node, user.pid_here)
     assert broken is not found
     assert (broken.region, found.region and found.region.closed) == (None, True)
-    assert broken.missing is not None
     assert broken.missing.reason is MissingReason.NOT_READY
     # As long as it stays so nothing is reported.
     assert refreshed(node, user.pid_here) is broken
@@ -228,9 +208,7 @@ def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(
 # ---- what is inside, and what is not ----
 
 
-def test_a_region_of_the_roots_is_not_found_a_second_time(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_a_region_of_the_roots_is_not_found_a_second_time(actor, node, root):
     """The older of two, and one that cannot be read, are the roots' as well."""
     path = root.region("two")
     older = path.with_name("older.cache")
@@ -250,9 +228,7 @@ def test_a_region_of_the_roots_is_not_found_a_second_time(
     assert [each for each in node.containers if each.directory] == before
 
 
-def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
-    actor: MakeActor, root: Root
-) -> None:
+def test_a_directory_that_appears_while_processes_are_read_is_still_inside(actor, root):
     """A view reads the directories before the processes."""
     with Node(root, outside=True) as node:
         node.refresh()
@@ -271,9 +247,7 @@ def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
         assert not mapped_by(node.containers, user.pid_here)
 
 
-def test_what_a_monitor_still_maps_of_a_container_that_went_is_nobodys(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_what_a_monitor_still_maps_of_a_container_that_went_is_nobodys(actor, node, root):
     paths = [root.region(f"c{number}") for number in range(3)]
     monitor = actor()
     for path in paths:
@@ -285,7 +259,6 @@ def test_what_a_monitor_still_maps_of_a_container_that_went_is_nobodys(
     # The one with a process left is worth a line, the other is not.
     (left,) = mapped_by(node.containers, monitor.pid_here, user.pid_here)
     assert left.pids == (user.pid_here, monitor.pid_here)
-    assert left.missing is not None
     assert left.missing.reason is MissingReason.STALE
 
 
@@ -296,9 +269,7 @@ scene.more = getattr(scene, "more", []) + [libhamiregion.open_region(path, writa
 
 
 @needs_namespaces
-def test_the_container_is_the_users_not_a_monitors(
-    start: Starter, actor: MakeActor, node: Node, region_file: RegionFileFactory
-) -> None:
+def test_the_container_is_the_users_not_a_monitors(start, actor, node, region_file):
     files = [region_file(), region_file()]
     monitor = actor()
     for file in files:
@@ -310,7 +281,6 @@ def test_the_container_is_the_users_not_a_monitors(
         (other / "cgroup.procs").write_text(str(monitor.pid_here))
         found = refreshed(node, inside.host_pid)
         assert set(found.pids) == {inside.host_pid, monitor.pid_here}
-        assert found.container_id is not None
         assert found.container_id.id == ID
         inside.end()
         monitor.kill()
@@ -318,17 +288,13 @@ def test_the_container_is_the_users_not_a_monitors(
         eventually(lambda: not (other / "cgroup.procs").read_text())
 
 
-def test_a_file_of_another_name_is_told_by_its_length(
-    actor: MakeActor, node: Node, region_file: RegionFileFactory, layout: Layout
-) -> None:
+def test_a_file_of_another_name_is_told_by_its_length(actor, node, region_file, layout):
     """$CUDA_DEVICE_MEMORY_SHARED_CACHE can call it anything."""
     user = actor(region_file(layout, name="my-own-name"))
     assert region_of(refreshed(node, user.pid_here)).layout is layout
 
 
-def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
-    actor: MakeActor, node: Node, region: RegionFile
-) -> None:
+def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(actor, node, region):
     """For no path of a container's is walked."""
     user = actor(region)
     user("attach")
@@ -352,7 +318,7 @@ def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
         "more_mounts_than_are_read",
     ],
 )
-def test_no_file_system_of_a_container_is_walked(scene: str, tmp_path: Path) -> None:
+def test_no_file_system_of_a_container_is_walked(scene, tmp_path):
     """What the host has mounted is found by map_files, what a container has is left alone."""
     command = [*NEW_NAMESPACE, sys.executable, str(SCENES), scene, str(tmp_path)]
     ran = subprocess.run(
@@ -379,12 +345,8 @@ for number in range(count):
 
 
 def test_a_process_that_maps_a_thousand_files_hides_no_others_and_costs_a_bounded_number_of_tries(
-    actor: MakeActor,
-    node: Node,
-    region: RegionFile,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    actor, node, region, tmp_path, monkeypatch
+):
     hostile, honest = actor(), actor(region)
     (tmp_path / "many").mkdir()
     hostile("evaluate", MAP_MANY, directory=str(tmp_path / "many"), count=1000)
@@ -406,9 +368,7 @@ def test_a_process_that_maps_a_thousand_files_hides_no_others_and_costs_a_bounde
         tried.clear()
 
 
-def test_a_name_that_leads_elsewhere_by_a_link_is_not_followed(
-    actor: MakeActor, node: Node, region_file: RegionFileFactory, tmp_path: Path
-) -> None:
+def test_a_name_that_leads_elsewhere_by_a_link_is_not_followed(actor, node, region_file, tmp_path):
     (tmp_path / "inside").mkdir()
     file = region_file(name="inside/region.cache")
     victim = region_file(name="victim.cache", priority=0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from support.command_line import call
 from support.containers import Container, containers, needs_namespaces
@@ -22,12 +21,7 @@ from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import (
-    Node,
-    NvmlSampler,
-    Observer,
-    node_processes,
-)
+from libhamiregion.node import Node, NvmlSampler, Observer, node_processes
 
 pytestmark = [needs_namespaces, needs_cgroups]
 
@@ -80,8 +74,7 @@ class Scene:
         done = call(*words, *self.options, "--json")
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return json.loads(done.stdout)
 
     def region(self, known_as: str, root: str, name: str, file: str) -> None:
         directory = self.directory / root / name
@@ -113,7 +106,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory) -> Iterator[Scene]:
     """Tests only look, or put back what they have changed."""
     with contextlib.ExitStack() as made:
         start = made.enter_context(containers())
@@ -148,7 +141,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="module")
-def unknown(scene: Scene) -> str:
+def unknown(scene) -> str:
     """The UID of the claim that no file names."""
     return scene.files["unknown"].path.parent.name
 
@@ -167,7 +160,7 @@ def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
 # ---- Found and named ----------------------------------------------------------------------------
 
 
-def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> None:
+def test_ps_proves_the_processes_of_several_pods_in_one_region(scene):
     found: dict[int, dict[str, Any]] = {}
 
     def are_proved() -> bool:
@@ -187,7 +180,7 @@ def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> 
         assert (row["namespace"], row["pod"], row["container"]) == ("research", pod, "train")
 
 
-def test_the_exporter_has_all_of_them_under_hamis_labels(scene: Scene, unknown: str) -> None:
+def test_the_exporter_has_all_of_them_under_hamis_labels(scene, unknown):
     with scene.node() as node:
         told = parsed(NodeExporter(node).render())
     used = told.series("hami_vgpu_memory_used_bytes")
@@ -201,7 +194,7 @@ def test_the_exporter_has_all_of_them_under_hamis_labels(scene: Scene, unknown: 
     assert told.value("hami_vgpu_memory_used_bytes", container="shared", pod="") == 2 * GIB
 
 
-def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> None:
+def test_the_exporter_lists_who_holds_a_claim(scene, unknown):
     with scene.node() as node:
         exporter = NodeExporter(node)
         told = parsed(exporter.render())
@@ -222,7 +215,7 @@ def host_pid_of(scene: Scene, pid: int, known_as: str) -> int:
         return process.host_pid
 
 
-def test_the_agent_repairs_in_all_of_them(scene: Scene) -> None:
+def test_the_agent_repairs_in_all_of_them(scene):
     """Each process's host pid is put right where it is wrong, in a claim's region as in others."""
     for host_pid, (pid, known_as, _) in scene.processes.items():
         with open_region(scene.files[known_as].path, writable=True) as region:
@@ -240,7 +233,7 @@ def test_the_agent_repairs_in_all_of_them(scene: Scene) -> None:
     eventually(are_repaired)
 
 
-def test_a_healthy_node_of_all_places_has_no_finding(scene: Scene) -> None:
+def test_a_healthy_node_of_all_places_has_no_finding(scene):
     def is_healthy() -> bool:
         done = call("doctor", "--no-driver", *scene.options, "--json")
         kinds = {each["kind"] for each in json.loads(done.stdout)["findings"]}
@@ -258,7 +251,7 @@ def limits_of(scene: Scene) -> dict[str, int]:
     return {name: file.get("limit") for name, file in scene.files.items()}
 
 
-def test_a_plan_reaches_them_all_and_is_undone(scene: Scene, tmp_path: Path) -> None:
+def test_a_plan_reaches_them_all_and_is_undone(scene, tmp_path):
     before = limits_of(scene)
     plan = tmp_path / "plan.yaml"
     plan.write_text(
@@ -278,9 +271,7 @@ def test_a_plan_reaches_them_all_and_is_undone(scene: Scene, tmp_path: Path) -> 
 # ---- One region for several containers ----------------------------------------------------------
 
 
-def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
-    tmp_path: Path, fake_driver: FakeDriver
-) -> None:
+def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(tmp_path, fake_driver):
     directory = tmp_path / "claims" / uid()
     directory.mkdir(parents=True)
     path = directory / f"{uid()}.cache"
@@ -305,13 +296,12 @@ def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
         assert found.keys() == escaped
         for row in found.values():
             assert row.container is node.containers[0]
-            assert row.process is not None
             assert row.owner.container_id == row.process.container
         names = {row.container_id for row in rows}
         assert len(names) == 2
 
 
-def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path: Path) -> None:
+def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path):
     directory = tmp_path / "claims" / uid()
     directory.mkdir(parents=True)
     path = directory / f"{uid()}.cache"
@@ -321,16 +311,13 @@ def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path: Path) -
         pid, host_pid = first.child("spawn", 40)
         first.tell(f"@{pid}", "attach", path)
         (view,) = details(node)
-        assert view.processes is not None
         assert view.processes.host_pids == {pid: host_pid}
         same, _ = second.child("spawn", 40)
         assert same == pid
         second.tell(f"@{pid}", "map", path)
         (view,) = details(node)
-        assert view.processes is not None
         assert [each.state for each in view.processes.slots] == ["unknown"]
         # The one that is left has that pid: what it counts is not taken from it.
         first.tell("kill", pid)
         (view,) = details(node)
-        assert view.processes is not None
         assert not view.processes.dead

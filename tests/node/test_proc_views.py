@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.container_factory import SCRIPT
-from support.containers import (
-    Starter,
-    libvgpu,
-    look,
-    match,
-    mounted_proc,
-    needs_namespaces,
-    states,
-)
+from support.containers import libvgpu, look, match, mounted_proc, needs_namespaces, states
 from support.forked import unprivileged
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import create_region, open_region
@@ -26,7 +18,7 @@ from libhamiregion.text import printable
 
 
 @pytest.fixture
-def region(region_file: RegionFileFactory) -> RegionFile:
+def region(region_file) -> RegionFile:
     return region_file(memory_limits=("8GiB",))
 
 
@@ -34,9 +26,7 @@ def region(region_file: RegionFileFactory) -> RegionFile:
 
 
 @needs_namespaces
-def test_a_mounted_proc_of_the_host_shows_the_same(
-    start: Starter, region: RegionFile, tmp_path: Path
-) -> None:
+def test_a_mounted_proc_of_the_host_shows_the_same(start, region, tmp_path):
     inside = start()
     pid = inside.tell("attach", region.path)
     with mounted_proc(tmp_path) as proc:
@@ -46,9 +36,7 @@ def test_a_mounted_proc_of_the_host_shows_the_same(
 
 
 @needs_namespaces
-def test_from_inside_the_container_its_own_processes_are_told(
-    start: Starter, region: RegionFile, tmp_path: Path
-) -> None:
+def test_from_inside_the_container_its_own_processes_are_told(start, region, tmp_path):
     inside = start()
     inside.tell("attach", region.path)
     region.add_process(4321)
@@ -63,9 +51,7 @@ def test_from_inside_the_container_its_own_processes_are_told(
 
 
 @needs_namespaces
-def test_the_proc_of_an_unrelated_namespace_proves_nothing(
-    start: Starter, region: RegionFile
-) -> None:
+def test_the_proc_of_an_unrelated_namespace_proves_nothing(start, region):
     users, stranger = start(), start()
     users.tell("attach", region.path)
     region.add_process(4321)
@@ -74,7 +60,7 @@ def test_the_proc_of_an_unrelated_namespace_proves_nothing(
 
 
 @needs_namespaces
-def test_a_directory_that_is_no_proc_proves_nothing(region: RegionFile, tmp_path: Path) -> None:
+def test_a_directory_that_is_no_proc_proves_nothing(region, tmp_path):
     region.add_process(4321)
     (tmp_path / "empty").mkdir()
     table = ProcessTable(tmp_path / "empty")
@@ -83,16 +69,14 @@ def test_a_directory_that_is_no_proc_proves_nothing(region: RegionFile, tmp_path
     assert not table.view.is_complete
 
 
-def test_a_proc_that_is_not_there_is_an_error_and_the_table_stays(tmp_path: Path) -> None:
+def test_a_proc_that_is_not_there_is_an_error_and_the_table_stays(tmp_path):
     with pytest.raises(FileNotFoundError):
         ProcessTable(tmp_path / "none").refresh()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be without its rights in a child")
 @needs_namespaces
-def test_a_process_that_may_not_be_looked_at_is_unknown(
-    start: Starter, public_directory: Path
-) -> None:
+def test_a_process_that_may_not_be_looked_at_is_unknown(start, public_directory):
     path = public_directory / "region.cache"
     create_region(path)
     inside = start()
@@ -122,9 +106,7 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
 
 
 @needs_namespaces
-def test_a_table_older_than_the_snapshot_calls_nobody_dead(
-    start: Starter, region: RegionFile
-) -> None:
+def test_a_table_older_than_the_snapshot_calls_nobody_dead(start, region):
     table = ProcessTable()
     region.add_process(3_999_999)
     assert states(look(region, table)) == {3_999_999: "dead"}
@@ -141,7 +123,7 @@ def test_a_table_older_than_the_snapshot_calls_nobody_dead(
 # ---- What a process is --------------------------------------------------------------------------
 
 
-def test_a_process_is_told_with_its_user_and_command(start: Starter) -> None:
+def test_a_process_is_told_with_its_user_and_command(start):
     plain = start(0)
     table = ProcessTable()
     table.refresh()
@@ -154,14 +136,13 @@ def test_a_process_is_told_with_its_user_and_command(start: Starter) -> None:
     assert process.start_time_ticks > 0
 
 
-def test_users_are_named_by_the_file_that_is_given(start: Starter, tmp_path: Path) -> None:
+def test_users_are_named_by_the_file_that_is_given(start, tmp_path):
     plain = start(0)
     users = tmp_path / "passwd"
     users.write_text(f"# odd\n\nx:y\nsomeone:x:{os.geteuid()}:0::/:/bin/sh\n")
     table = ProcessTable(user_file=users)
     table.refresh()
     process = table.view.get(plain.process.pid)
-    assert process is not None
     assert process.user == "someone"
     pipe, endless = tmp_path / "pipe", tmp_path / "endless"
     os.mkfifo(pipe)
@@ -171,21 +152,18 @@ def test_users_are_named_by_the_file_that_is_given(start: Starter, tmp_path: Pat
         table = ProcessTable(user_file=unreadable)
         table.refresh()
         process = table.view.get(plain.process.pid)
-        assert process is not None
         assert process.user == str(os.geteuid())
 
 
-def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
+def test_a_hostile_command_line_is_bounded_and_can_be_printed():
     script = "import time; print(flush=True); time.sleep(60)"
     arguments = ["\x1b]0;owned\x07", "a\nb", b"\xff\xfe", "x" * 100_000]
     process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         process.stdout.readline()
         table = ProcessTable()
         table.refresh()
         found = table.view.get(process.pid)
-        assert found is not None
         assert len(found.command) <= 4096
         assert "\x1b]0;owned\x07 a\nb \\xff\\xfe xxx" in found.command
         found.command.encode()
@@ -193,11 +171,10 @@ def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 
-def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
+def test_kernel_threads_and_other_names_in_proc_are_no_processes():
     table = ProcessTable()
     table.refresh()
     assert table.view.get(0) is None
@@ -208,7 +185,7 @@ def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
 
 
 @pytest.mark.root
-def test_the_first_namespace_as_root_is_complete_once_it_was_read() -> None:
+def test_the_first_namespace_as_root_is_complete_once_it_was_read():
     table = ProcessTable()
     assert not table.view.is_complete
     table.refresh()
@@ -222,7 +199,7 @@ def descriptors() -> set[str]:
     return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
-def test_a_refresh_leaves_no_descriptor_open() -> None:
+def test_a_refresh_leaves_no_descriptor_open():
     table = ProcessTable()
     table.refresh()
     before = descriptors()

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 import attrs
 import pytest
 from support.containers import container_with
-from support.region_file import RegionFileFactory
 
 from libhamiregion import Region, open_region
 from libhamiregion.node import HostProcess, ProcessTable
@@ -30,7 +29,7 @@ OWN_PID = 10
 
 
 @pytest.fixture
-def region(region_file: RegionFileFactory) -> Iterator[Region]:
+def region(region_file) -> Iterator[Region]:
     with open_region(region_file()) as opened:
         yield opened
 
@@ -64,7 +63,6 @@ def found(
     device, inode = file_identity(region)
     known = {}
     for each in (*entries, *((own,) if own else ())):
-        assert each.process is not None
         mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
         uses = (FileUser(each.process, None, mapping),) if each.process.pid in users else ()
         known[each.process.pid] = attrs.evolve(each, uses=uses)
@@ -77,7 +75,7 @@ def found(
     )
 
 
-def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region: Region) -> None:
+def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region):
     entries = [entry(300, OTHER), entry(200, OTHER)]
     entries += [entry(201, OTHER, inner_pid=8), entry(202, OTHER, inner_pid=9)]
     expected = [(200, 20000), (201, 20100), (300, 30000)]
@@ -85,28 +83,28 @@ def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region: Region) -> N
 
 
 @pytest.mark.parametrize("pod_uid", [OURS, None, STATIC], ids=["the same", "none", "static"])
-def test_a_process_that_may_be_of_the_same_pod_is_not(region: Region, pod_uid: str | None) -> None:
+def test_a_process_that_may_be_of_the_same_pod_is_not(region, pod_uid):
     assert found(region, entry(200, pod_uid)) == []
 
 
-def test_none_is_if_the_regions_pod_is_not_known(region: Region) -> None:
+def test_none_is_if_the_regions_pod_is_not_known(region):
     assert found(region, entry(200, OTHER), pod_uid=None) == []
 
 
-def test_a_process_that_maps_the_region_is_not(region: Region) -> None:
+def test_a_process_that_maps_the_region_is_not(region):
     assert found(region, entry(200, OTHER), entry(201, OTHER), users={200}) == [(201, 20100)]
 
 
-def test_none_is_on_a_node_that_is_in_a_pod_itself(region: Region) -> None:
+def test_none_is_on_a_node_that_is_in_a_pod_itself(region):
     """The outermost pod is that of all its processes, whatever the regions' pods are."""
     assert found(region, entry(200, OTHER), own=entry(OWN_PID, OTHER)) == []
 
 
-def test_none_is_if_this_process_is_not_shown(region: Region) -> None:
+def test_none_is_if_this_process_is_not_shown(region):
     assert found(region, entry(200, OTHER), own=None) == []
 
 
-def test_a_refresh_reads_wanted_processes_again() -> None:
+def test_a_refresh_reads_wanted_processes_again():
     table = ProcessTable()
     table.refresh()
     # A second time, because it was new.
@@ -118,7 +116,7 @@ def test_a_refresh_reads_wanted_processes_again() -> None:
     assert table.view.entries[os.getpid()].read_s > before.read_s
 
 
-def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
+def test_the_users_of_a_file_are_those_that_map_it(region):
     table = ProcessTable()
     table.refresh()
     device, inode = file_identity(region)
@@ -127,6 +125,6 @@ def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
     assert table.view.users_of((device, 0)) == ()
 
 
-def test_a_container_with_many_processes_does_not_keep_others_waiting() -> None:
+def test_a_container_with_many_processes_does_not_keep_others_waiting():
     due = [Entry(1, budget_key=key) for key in (*"aaaa", "b", "c", "c")]
     assert [each.budget_key for each in in_turn(due)] == [*"abc", *"ac", *"aa"]

@@ -35,13 +35,13 @@ class Proc:
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Iterator[Proc]:
+def proc(tmp_path) -> Iterator[Proc]:
     proc = Proc(tmp_path)
     yield proc
     os.close(proc.descriptor)
 
 
-def test_all_mappings_of_a_file_are_taken_together(proc: Proc) -> None:
+def test_all_mappings_of_a_file_are_taken_together(proc):
     second = "7f0000002000-7f0000005000 r--s 00001000 fd:02 77 /vgpu/a.cache\n"
     (file,) = proc.maps(SHARED + second).files
     assert (file.device, file.inode) == (os.makedev(0xFD, 2), 77)
@@ -64,23 +64,23 @@ def test_all_mappings_of_a_file_are_taken_together(proc: Proc) -> None:
         "7f0000000000-7f0000001000 rw-p 0 fd:02 79 /x rw-s 0 fd:02 80 /forged\n",
     ],
 )
-def test_other_lines_are_no_files(proc: Proc, line: str) -> None:
+def test_other_lines_are_no_files(proc, line):
     assert [each.inode for each in proc.maps(line + SHARED).files] == [77]
 
 
-def test_a_deleted_file_and_libvgpu_are_recognised(proc: Proc) -> None:
+def test_a_deleted_file_and_libvgpu_are_recognised(proc):
     library = "7f1000000000-7f1000001000 r-xp 00000000 fd:02 5 /usr/lib/libvgpu.so\n"
     found = proc.maps(SHARED.replace(".cache", ".cache (deleted)") + library)
     assert found.has_libvgpu
     assert (found.files[0].path, found.files[0].deleted) == ("/vgpu/a.cache", True)
 
 
-def test_a_line_longer_than_the_buffer_hides_no_other_one(proc: Proc) -> None:
+def test_a_line_longer_than_the_buffer_hides_no_other_one(proc):
     long = SHARED.replace("77", "78").replace("a.cache", "x" * 30_000)
     assert [each.inode for each in proc.maps(long + SHARED).files] == [78, 77]
 
 
-def test_more_than_8_mib_of_maps_and_more_files_than_the_limit_are_too_much(proc: Proc) -> None:
+def test_more_than_8_mib_of_maps_and_more_files_than_the_limit_are_too_much(proc):
     private = SHARED.replace("rw-s", "rw-p")
     with pytest.raises(TooMuch):
         proc.maps(private * (9 * 2**20 // len(private)) + SHARED)
@@ -88,27 +88,27 @@ def test_more_than_8_mib_of_maps_and_more_files_than_the_limit_are_too_much(proc
         proc.maps(SHARED + SHARED.replace("77", "78"), limit=1)
 
 
-def test_a_process_that_ended_is_gone(proc: Proc) -> None:
+def test_a_process_that_ended_is_gone(proc):
     with pytest.raises(Gone):
         proc.read_maps()
     with pytest.raises(Gone), procfs.opened_process(proc.descriptor, 8):
         pass
 
 
-def test_a_process_without_its_first_thread_shows_its_maps_by_the_others(proc: Proc) -> None:
+def test_a_process_without_its_first_thread_shows_its_maps_by_the_others(proc):
     for thread, text in ((7, ""), (9, SHARED)):
         (proc.path / "7" / "task" / str(thread)).mkdir(parents=True)
         (proc.path / "7" / "task" / str(thread) / "maps").write_text(text)
     assert [each.inode for each in proc.maps("").files] == [77]
 
 
-def test_threads_that_end_meanwhile_leave_it_unknown(proc: Proc) -> None:
+def test_threads_that_end_meanwhile_leave_it_unknown(proc):
     (proc.path / "7" / "task" / "9").mkdir(parents=True)
     with pytest.raises(AccessDenied):
         proc.maps("")
 
 
-def test_zombies_and_damaged_files_have_no_start_time(proc: Proc) -> None:
+def test_zombies_and_damaged_files_have_no_start_time(proc):
     def starts() -> list[tuple[int, int | None]]:
         return list(procfs.read_start_times(proc.descriptor, [7, 8]))
 
@@ -119,7 +119,7 @@ def test_zombies_and_damaged_files_have_no_start_time(proc: Proc) -> None:
         assert starts() == []
 
 
-def test_without_free_descriptors_no_process_is_taken_for_ended(proc: Proc) -> None:
+def test_without_free_descriptors_no_process_is_taken_for_ended(proc):
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)

@@ -10,12 +10,9 @@ from typing import Any
 
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import initialisations
-from support.actors import MakeActor
 from support.fake_proc import FakeProc
 from support.forked import in_child
-from support.node_root import Root
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 
@@ -75,9 +72,7 @@ class HeldSampler(NvmlSampler):
         return super().sample()
 
 
-def test_the_driver_comes_first_then_the_regions_then_proc(
-    actor: MakeActor, node: Node, root: Root, fake_driver: FakeDriver
-) -> None:
+def test_the_driver_comes_first_then_the_regions_then_proc(actor, node, root, fake_driver):
     fake_driver.play()
     path = root.region()
     user = actor(path)
@@ -88,12 +83,11 @@ def test_the_driver_comes_first_then_the_regions_then_proc(
     assert states(seen) == {user.pid: "alive", 3_999_999: "dead"}
     assert [each.name for each in seen.containers] == ["train"]
     (taken_at_ns,) = seen.table.regions.taken_at_ns
-    assert seen.sample is not None
     assert seen.sample.taken_at_ns <= seen.regions_read_at_ns <= taken_at_ns
     assert seen.sample.taken_s <= seen.snapshot.read_s <= seen.processes.started_s
 
 
-def test_one_that_is_young_enough_serves_everybody(node: Node, root: Root) -> None:
+def test_one_that_is_young_enough_serves_everybody(node, root):
     observer = Observer(node)
     first = observer.observe()
     root.region()
@@ -104,7 +98,7 @@ def test_one_that_is_young_enough_serves_everybody(node: Node, root: Root) -> No
     assert len(second.containers) == 1
 
 
-def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: Root) -> None:
+def test_one_without_slots_does_not_serve_those_who_want_them(node, root):
     root.region()
     observer = Observer(node)
     bare = observer.observe(slots=False)
@@ -118,7 +112,7 @@ def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: 
     assert observer.observe(max_age_s=PATIENCE_S, slots=False) is whole
 
 
-def test_one_without_the_driver_does_not_serve_those_who_want_it(node: Node) -> None:
+def test_one_without_the_driver_does_not_serve_those_who_want_it(node):
     sampler = HeldSampler()
     sampler.may_answer.set()
     observer = Observer(node, sampler=sampler)
@@ -131,9 +125,7 @@ def test_one_without_the_driver_does_not_serve_those_who_want_it(node: Node) -> 
     assert observer.observe(max_age_s=PATIENCE_S, driver=False) is whole
 
 
-def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(actor, node, root):
     user = actor(root.region())
     user("attach")
     observer = Observer(node)
@@ -159,7 +151,7 @@ def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
     assert len(reads) == 1
 
 
-def test_all_who_ask_while_one_is_taken_share_it(node: Node, root: Root) -> None:
+def test_all_who_ask_while_one_is_taken_share_it(node, root):
     root.region()
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
@@ -181,7 +173,7 @@ def test_all_who_ask_while_one_is_taken_share_it(node: Node, root: Root) -> None
     assert len(set(map(id, found))) == sampler.asked == 1
 
 
-def test_one_that_began_before_the_question_does_not_answer_it(node: Node, root: Root) -> None:
+def test_one_that_began_before_the_question_does_not_answer_it(node, root):
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
     first = threading.Thread(target=observer.observe, daemon=True)
@@ -198,7 +190,7 @@ def test_one_that_began_before_the_question_does_not_answer_it(node: Node, root:
     assert len(found[0].containers) == 1
 
 
-def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, root: Root) -> None:
+def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node, root):
     root.region()
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=0.01)
@@ -213,9 +205,7 @@ def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, r
     eventually(lambda: not gaps(observer.observe()))
 
 
-def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(actor, node, root):
     path = root.region()
     actor(path)("attach")
     once_a_minute, anew = Observer(node), Observer.for_command(node)
@@ -226,7 +216,7 @@ def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(
     assert found.pid == user.pid
 
 
-def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
+def test_a_driver_that_fails_is_a_gap_with_its_error(node):
     class Failing(NvmlSampler):
         def sample(self) -> NvmlSample:
             raise RuntimeError("out of memory")
@@ -236,9 +226,7 @@ def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
     assert [gap.reason for gap in gaps(seen)] == ["asking the driver failed: out of memory"]
 
 
-def test_nvml_is_closed_while_hami_changes_the_mig_layout(
-    root: Root, fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_nvml_is_closed_while_hami_changes_the_mig_layout(root, fake_driver, tmp_path):
     fake_driver.play()
     proc = FakeProc(tmp_path / "proc").directory
     lock = proc / "1" / "root" / "tmp" / "hami" / "hami-mig-apply.lock"
@@ -249,16 +237,13 @@ def test_nvml_is_closed_while_hami_changes_the_mig_layout(
         lock.touch()
         sample = sample_of(observer)
         assert (sample.state, initialisations()) == (NvmlState.MIG_APPLY, 0)
-        assert sample.message is not None
         assert sample.message.startswith("HAMi is changing the GPUs' MIG layout")
         lock.unlink()
         assert (sample_of(observer).state, initialisations()) == (NvmlState.OK, 1)
 
 
 @pytest.mark.root
-def test_a_mig_lock_of_another_user_closes_nothing(
-    root: Root, fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_a_mig_lock_of_another_user_closes_nothing(root, fake_driver, tmp_path):
     fake_driver.play()
     proc = FakeProc(tmp_path / "proc").directory
     lock = proc / "1" / "root" / "tmp" / "hami" / "hami-mig-apply.lock"
@@ -270,9 +255,7 @@ def test_a_mig_lock_of_another_user_closes_nothing(
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_without_proc_the_regions_are_shown_and_no_process_is_dead(
-    actor: MakeActor, root: Root, tmp_path: Path, outside: bool
-) -> None:
+def test_without_proc_the_regions_are_shown_and_no_process_is_dead(actor, root, tmp_path, outside):
     user = actor(root.region())
     user("attach")
     with Node(root, proc=tmp_path / "no-proc", outside=outside) as node:
@@ -284,7 +267,7 @@ def test_without_proc_the_regions_are_shown_and_no_process_is_dead(
             seen.proved()
 
 
-def test_a_root_that_cannot_be_listed_is_a_gap(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_listed_is_a_gap(tmp_path):
     with Node(tmp_path / "none") as node:
         (gap,) = Observer(node).observe(slots=False).gaps
         assert gap.kind == "root"
@@ -292,8 +275,8 @@ def test_a_root_that_cannot_be_listed_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_slots_that_are_too_many_are_a_gap_of_their_container_and_the_others_are_read(
-    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    node, root, monkeypatch
+):
     uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(16)]
     crowd = RegionFile(root.region("crowd", uuids=uuids), Layout.V1_2)
     for number in range(100):
@@ -305,11 +288,10 @@ def test_slots_that_are_too_many_are_a_gap_of_their_container_and_the_others_are
     seen = observer.observe()
     assert list(seen.table.processes.pid) == [3_800_000]
     (gap,) = gaps(seen)
-    assert gap.container is not None
     assert (gap.kind, gap.container.name, gap.count) == ("slots", "crowd", 100)
 
 
-def test_a_closed_node_is_told_also_by_an_observation_that_is_young(node: Node) -> None:
+def test_a_closed_node_is_told_also_by_an_observation_that_is_young(node):
     observer = Observer(node)
     observer.observe()
     node.check_open()
@@ -320,7 +302,7 @@ def test_a_closed_node_is_told_also_by_an_observation_that_is_young(node: Node) 
         observer.observe(max_age_s=PATIENCE_S)
 
 
-def test_a_forked_child_is_not_locked_out(node: Node) -> None:
+def test_a_forked_child_is_not_locked_out(node):
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
     thread = threading.Thread(target=observer.observe, daemon=True)
@@ -339,9 +321,7 @@ def test_a_forked_child_is_not_locked_out(node: Node) -> None:
     thread.join(PATIENCE_S)
 
 
-def test_what_an_observation_shows_of_a_region_is_of_that_moment(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_what_an_observation_shows_of_a_region_is_of_that_moment(actor, node, root):
     path = root.region(memory_limits=["8GiB"])
     user = actor(path)
     user("attach")
@@ -349,13 +329,11 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
     file.add_process(3_999_999, {0: 5 << 20})
     seen = Observer(node).observe()
     (region,) = (each.region for each in seen.containers)
-    assert region is not None
     taken = seen.table.snapshot(0)
     assert taken == attrs.evolve(region.snapshot(), taken_at_ns=taken.taken_at_ns)
     file.add_process(3_999_998, {0: 7 << 20})
     (view,) = seen.details()
     assert view.snapshot == taken
-    assert view.processes is not None
     assert [(slot.pid, slot.state) for slot in view.processes.slots] == [
         (user.pid, "alive"),
         (3_999_999, "dead"),
@@ -364,9 +342,7 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
         seen.table.snapshot(1)
 
 
-def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
-    node: Node, actor: MakeActor, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(node, actor, root, monkeypatch):
     """Here of this program's own cgroup, which is all that a test can be sure of."""
     user = actor(root.region())
     user("attach")
@@ -377,7 +353,7 @@ def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
     assert all(gap.count > 0 and "mappings of" in gap.reason for gap in found)
 
 
-def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, root: Root) -> None:
+def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node, root):
     path = root.region()
     observer = Observer(node)
     observer.observe()
@@ -400,13 +376,8 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
 
 
 def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
-    root: Root,
-    node: Node,
-    actor: MakeActor,
-    fake_driver: FakeDriver,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    root, node, actor, fake_driver, tmp_path, monkeypatch
+):
     pytest.importorskip("jinja2")
     # However slow the machine is, they share an observation.
     monkeypatch.setattr(loop, "SHARED_AGE_S", 2 * PATIENCE_S)
@@ -461,9 +432,7 @@ def plan(directory: Path) -> Path:
     return path
 
 
-def test_an_observation_that_is_being_taken_has_an_age(
-    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_observation_that_is_being_taken_has_an_age(node, root, monkeypatch):
     root.region()
     observer, ages = Observer(node), list[float]()
     snapshot = node.snapshot
@@ -489,9 +458,7 @@ class ListingSampler(NvmlSampler):
 
 
 @pytest.mark.parametrize(("times", "gone"), [(1, set()), (2, {4_194_303})])
-def test_a_pid_of_no_process_is_gone_only_if_the_driver_lists_it_again(
-    node: Node, times: int, gone: set[int]
-) -> None:
+def test_a_pid_of_no_process_is_gone_only_if_the_driver_lists_it_again(node, times, gone):
     observer = Observer(node, sampler=ListingSampler(times))
     first = observer.observe()
     if not first.processes.is_complete:

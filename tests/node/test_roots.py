@@ -18,13 +18,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give fi
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch) -> None:
     for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
-def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
+def defaults(tmp_path, monkeypatch) -> tuple[Path, ...]:
     """Default roots of the test's own; the first lies in a directory as /tmp is one."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -41,7 +41,7 @@ def names(node: Node) -> list[str | None]:
 # ---- which ----
 
 
-def test_several_roots_are_scanned_in_their_order(tmp_path: Path) -> None:
+def test_several_roots_are_scanned_in_their_order(tmp_path):
     for name in ("b", "a"):
         Root(tmp_path / name).container(f"in-{name}")
     with Node([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"]) as node:
@@ -51,7 +51,7 @@ def test_several_roots_are_scanned_in_their_order(tmp_path: Path) -> None:
         assert node.roots == (str(tmp_path / "b"), str(tmp_path / "a"))
 
 
-def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> None:
+def test_a_pattern_stands_for_every_directory_that_matches(tmp_path):
     for name in ("one", "two"):
         Root(tmp_path / name / "containers").container(name)
     (tmp_path / "three").mkdir()
@@ -66,7 +66,7 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> No
         assert names(node) == ["four", "two"]
 
 
-def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
+def test_a_pattern_that_matches_nothing_says_so(tmp_path):
     with Node(tmp_path / "*/containers") as node:
         refresh(node)
         (error,) = node.root_errors.values()
@@ -75,7 +75,7 @@ def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
         assert node.scanned_roots == node.directories == ()
 
 
-def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path: Path) -> None:
+def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path):
     Root(tmp_path / "[ab]").container("literal")
     Root(tmp_path / "a").container("pattern")
     with Node(tmp_path / "[ab]") as node:
@@ -83,7 +83,7 @@ def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path: Path) -
         assert names(node) == ["literal"]
 
 
-def test_two_ways_to_one_directory_are_one_root(tmp_path: Path) -> None:
+def test_two_ways_to_one_directory_are_one_root(tmp_path):
     root = Root(tmp_path / "real")
     root.container()
     (tmp_path / "link").symlink_to(root.path)
@@ -94,7 +94,7 @@ def test_two_ways_to_one_directory_are_one_root(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_directory_mounted_at_two_places_is_one_root(tmp_path: Path) -> None:
+def test_a_directory_mounted_at_two_places_is_one_root(tmp_path):
     root = Root(tmp_path / "one")
     root.container()
     (tmp_path / "two").mkdir()
@@ -111,7 +111,7 @@ def test_a_directory_mounted_at_two_places_is_one_root(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path / "two")], check=True)
 
 
-def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path):
     for name in ("a", "b"):
         Root(tmp_path / name).container(name)
     (tmp_path / "current").symlink_to("a")
@@ -127,7 +127,7 @@ def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path: Path)
 # ---- what may go wrong ----
 
 
-def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_path: Path) -> None:
+def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_path):
     path = tmp_path / "containers"
     with Node(path) as node:
         refresh(node)
@@ -143,7 +143,7 @@ def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_pa
         assert list(node.root_errors) == [str(path)]
 
 
-def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_one_bad_root_does_not_stop_the_others(tmp_path):
     Root(tmp_path / "good").container()
     (tmp_path / "file").touch()
     with Node([tmp_path / "none", tmp_path / "file", tmp_path / "good"]) as node:
@@ -158,9 +158,7 @@ def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
     [("_ROOT_ENTRIES_LIMIT", 0o755), ("ENTRIES_LIMIT", 0o1777)],
     ids=["the node's own", "one that containers can write"],
 )
-def test_a_root_with_too_many_entries_says_that_it_was_cut(
-    limit: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_root_with_too_many_entries_says_that_it_was_cut(limit, mode, tmp_path, monkeypatch):
     monkeypatch.setattr(roots, limit, 10)
     root = Root(tmp_path / "containers")
     root.path.chmod(mode)
@@ -175,7 +173,7 @@ def test_a_root_with_too_many_entries_says_that_it_was_cut(
         assert "the others are left out" in str(node.root_errors[str(root.path)])
 
 
-def test_given_roots_of_which_none_can_be_listed_are_named_by_an_exception(tmp_path: Path) -> None:
+def test_given_roots_of_which_none_can_be_listed_are_named_by_an_exception(tmp_path):
     missing, other = str(tmp_path / "none"), str(tmp_path / "other")
     with Node([missing, other]) as node:
         with pytest.raises(RootsUnreadable) as caught:
@@ -188,7 +186,7 @@ def test_given_roots_of_which_none_can_be_listed_are_named_by_an_exception(tmp_p
         assert node.root_problem is None
 
 
-def test_an_observer_goes_on_without_any_root(tmp_path: Path) -> None:
+def test_an_observer_goes_on_without_any_root(tmp_path):
     with Node(tmp_path / "none") as node:
         gaps = Observer(node).observe(slots=False).gaps
         assert [gap.kind for gap in gaps] == ["root"]
@@ -199,9 +197,7 @@ def test_an_observer_goes_on_without_any_root(tmp_path: Path) -> None:
 # ---- the default roots ----
 
 
-def test_a_node_without_any_directory_of_containers_is_logged_once(
-    defaults: tuple[Path, ...], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_without_any_directory_of_containers_is_logged_once(defaults, caplog):
     caplog.set_level("INFO", "libhamiregion.node.node")
     with Node() as node:
         refresh(node)
@@ -218,7 +214,7 @@ def test_a_node_without_any_directory_of_containers_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults: tuple[Path, ...]) -> None:
+def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults):
     with Node(outside=False) as node:
         refresh(node)
         assert node.roots == tuple(map(str, defaults))
@@ -231,9 +227,7 @@ def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults: tuple[Pa
         assert node.root_errors == {}
 
 
-def test_the_default_roots_are_the_documented_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_roots_are_the_documented_ones(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with Node(outside=False) as node:
@@ -248,9 +242,7 @@ def test_the_default_roots_are_the_documented_ones(
 
 
 @pytest.mark.parametrize("name", ["HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"])
-def test_a_variable_takes_their_place_and_has_to_exist(
-    name: str, defaults: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_takes_their_place_and_has_to_exist(name, defaults, tmp_path, monkeypatch):
     Root(defaults[0]).container("default")
     monkeypatch.setenv("HOOK_PATH", str(tmp_path / "older"))
     monkeypatch.setenv(name, str(tmp_path / "hook"))
@@ -266,8 +258,8 @@ def test_a_variable_takes_their_place_and_has_to_exist(
 @needs_root
 @pytest.mark.parametrize("given_away", ["tmp/vgpu", "tmp/vgpu/containers", "tmp"])
 def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
-    given_away: str, defaults: tuple[Path, ...], tmp_path: Path
-) -> None:
+    given_away, defaults, tmp_path
+):
     for number, path in enumerate(defaults):
         Root(path).container(f"c{number}")
     os.chown(tmp_path / given_away, NOBODY, NOBODY)
@@ -288,9 +280,7 @@ def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
 
 
 @needs_root
-def test_a_default_root_reached_by_a_users_link_is_not_taken(
-    defaults: tuple[Path, ...], tmp_path: Path
-) -> None:
+def test_a_default_root_reached_by_a_users_link_is_not_taken(defaults, tmp_path):
     Root(tmp_path / "elsewhere/containers").container()
     (tmp_path / "tmp/vgpu").symlink_to(tmp_path / "elsewhere")
     os.chown(tmp_path / "tmp/vgpu", NOBODY, NOBODY, follow_symlinks=False)
@@ -301,7 +291,7 @@ def test_a_default_root_reached_by_a_users_link_is_not_taken(
 
 
 @needs_root
-def test_a_default_root_that_is_given_away_later_is_dropped(defaults: tuple[Path, ...]) -> None:
+def test_a_default_root_that_is_given_away_later_is_dropped(defaults):
     Root(defaults[0]).container()
     with Node(outside=False) as node:
         refresh(node)
@@ -312,9 +302,7 @@ def test_a_default_root_that_is_given_away_later_is_dropped(defaults: tuple[Path
         assert list(node.root_errors) == [str(defaults[0])]
 
 
-def test_what_lies_around_a_sticky_directory_does_not_matter(
-    defaults: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_around_a_sticky_directory_does_not_matter(defaults, monkeypatch):
     """As where the file system's root belongs to a user that this namespace does not know."""
     Root(defaults[0]).container()
     looked_at = []

@@ -11,19 +11,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from support.containers import (
-    Starter,
-    container_with,
-    libvgpu,
-    look,
-    match,
-    needs_namespaces,
-    pids,
-    states,
-)
+from support.containers import container_with, libvgpu, look, match, needs_namespaces, pids, states
 from support.forked import unprivileged
 from support.own_cgroups import cgroup_of_pod
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
@@ -35,12 +26,12 @@ from libhamiregion.text import printable
 
 
 @pytest.fixture
-def region(region_file: RegionFileFactory) -> RegionFile:
+def region(region_file) -> RegionFile:
     return region_file(memory_limits=("8GiB",))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_kept(monkeypatch) -> None:
     """Maps are read at each refresh."""
     monkeypatch.setattr(processes, "_KEPT_S", 0.0)
 
@@ -50,9 +41,7 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_each_slot_is_matched_with_its_host_process(
-    depth: int, start: Starter, region: RegionFile
-) -> None:
+def test_each_slot_is_matched_with_its_host_process(depth, start, region):
     inside = start(depth)
     expected = {inside.tell("attach", region.path): inside.host_pid}
     for _ in range(3):
@@ -65,15 +54,12 @@ def test_each_slot_is_matched_with_its_host_process(
     assert set(states(found).values()) == {"alive"}
     assert found.unlisted == ()
     for slot in found.slots:
-        assert slot.process is not None
         assert len(slot.process.ns_pids) == depth + 1
         assert (slot.process.ns_pids[0], slot.process.ns_pids[-1]) == (slot.process.pid, slot.pid)
 
 
 @needs_namespaces
-def test_two_candidates_for_one_slot_are_unknown_until_others_tell_the_container(
-    start: Starter, region: RegionFile
-) -> None:
+def test_two_candidates_for_one_slot_are_unknown_until_others_tell_the_container(start, region):
     users, stranger = start(), start()
     users.tell("attach", region.path)
     stranger.tell("map", region.path)
@@ -89,7 +75,7 @@ def test_two_candidates_for_one_slot_are_unknown_until_others_tell_the_container
     assert pids(found.unlisted) == [stranger.host_pid]
 
 
-def test_processes_without_a_namespace_of_their_own(start: Starter, region: RegionFile) -> None:
+def test_processes_without_a_namespace_of_their_own(start, region):
     plain = start(0)
     pid = plain.tell("attach", region.path)
     assert pid == plain.process.pid
@@ -97,7 +83,7 @@ def test_processes_without_a_namespace_of_their_own(start: Starter, region: Regi
 
 
 @needs_namespaces
-def test_a_host_pid_in_the_region_is_not_believed(start: Starter, region: RegionFile) -> None:
+def test_a_host_pid_in_the_region_is_not_believed(start, region):
     first, second = start(), start()
     pid = first.tell("attach", region.path)
     for lie in (0, pid, second.host_pid, os.getpid(), 4_000_000):
@@ -109,7 +95,7 @@ def test_a_host_pid_in_the_region_is_not_believed(start: Starter, region: Region
 
 
 @needs_namespaces
-def test_who_maps_the_region_without_a_slot_is_unlisted(start: Starter, region: RegionFile) -> None:
+def test_who_maps_the_region_without_a_slot_is_unlisted(start, region):
     """A forked child, and a process that has not attached."""
     inside = start()
     pid, host_pid = inside.child("spawn")
@@ -127,7 +113,7 @@ def test_who_maps_the_region_without_a_slot_is_unlisted(start: Starter, region: 
 
 
 @needs_namespaces
-def test_a_process_that_only_reads_is_an_onlooker(start: Starter, region: RegionFile) -> None:
+def test_a_process_that_only_reads_is_an_onlooker(start, region):
     inside = start()
     pid, host_pid = inside.child("spawn")
     inside.tell("attach", region.path)
@@ -140,9 +126,7 @@ def test_a_process_that_only_reads_is_an_onlooker(start: Starter, region: Region
 
 
 @needs_namespaces
-def test_one_whose_cgroup_names_another_pod_is_not_called_dead(
-    region: RegionFile, start: Starter
-) -> None:
+def test_one_whose_cgroup_names_another_pod_is_not_called_dead(region, start):
     """One of the two is wrong about it; what maps the region under that pid lives."""
     inside = start()
     pid = inside.tell("attach", region.path)
@@ -154,9 +138,7 @@ def test_one_whose_cgroup_names_another_pod_is_not_called_dead(
 
 
 @needs_namespaces
-def test_a_process_that_became_another_program_is_dead_to_the_region(
-    start: Starter, region: RegionFile
-) -> None:
+def test_a_process_that_became_another_program_is_dead_to_the_region(start, region):
     inside = start()
     pid, host_pid = inside.child("spawn")
     inside.tell(f"@{pid}", "attach", region.path)
@@ -168,15 +150,13 @@ def test_a_process_that_became_another_program_is_dead_to_the_region(
     assert found.slots == (SlotMatch(pid, "dead", None),)
     assert found.unlisted == ()
     after = table.view.get(host_pid)
-    assert before is not None
-    assert after is not None
     assert before.start_time_ticks == after.start_time_ticks, "an exec is no new process"
     assert "container_forker.py" in before.command
     assert after.command.startswith("sh -c ")
 
 
 @needs_namespaces
-def test_a_zombie_is_dead(start: Starter, region: RegionFile) -> None:
+def test_a_zombie_is_dead(start, region):
     inside = start()
     pid, host_pid = inside.child("spawn")
     inside.tell(f"@{pid}", "attach", region.path)
@@ -188,9 +168,7 @@ def test_a_zombie_is_dead(start: Starter, region: RegionFile) -> None:
 
 
 @needs_namespaces
-def test_a_process_whose_first_thread_has_ended_is_alive(
-    start: Starter, region: RegionFile
-) -> None:
+def test_a_process_whose_first_thread_has_ended_is_alive(start, region):
     inside = start()
     pid = inside.tell("attach", region.path)
     table = ProcessTable()
@@ -203,7 +181,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive(
 
 
 @needs_namespaces
-def test_a_thread_is_no_process(start: Starter, region: RegionFile) -> None:
+def test_a_thread_is_no_process(start, region):
     inside = start()
     inside.tell("attach", region.path)
     thread = inside.tell("thread")
@@ -216,9 +194,7 @@ def test_a_thread_is_no_process(start: Starter, region: RegionFile) -> None:
 
 
 @needs_namespaces
-def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(
-    start: Starter, region: RegionFile
-) -> None:
+def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(start, region):
     inside = start()
     pid, first = inside.child("spawn", 499)
     assert pid == 500
@@ -234,7 +210,6 @@ def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(
     assert found.slots == (SlotMatch(500, "dead", None),)
     assert found.unlisted == ()
     successor = table.view.get(second)
-    assert successor is not None
     assert successor.ns_pids[-1] == 500
 
     inside.tell("@500", "attach", region.path)
@@ -242,9 +217,7 @@ def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(
 
 
 @needs_namespaces
-def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(
-    start: Starter, region: RegionFile, tmp_path: Path
-) -> None:
+def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(start, region, tmp_path):
     """Seen through the namespace's own /proc, where the successor has the very same pid."""
     inside = start()
     table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
@@ -260,8 +233,6 @@ def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(
     assert inside.tell("spawn", 499) == 500
     found = look(region, table)
     second = table.view.get(500)
-    assert first is not None
-    assert second is not None
     assert first.start_time_ticks <= second.start_time_ticks
     assert states(found) == {other: "alive", 500: "dead"}
     assert found.unlisted == ()
@@ -270,7 +241,7 @@ def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(
 # ---- This process -------------------------------------------------------------------------------
 
 
-def test_this_process_counts_only_where_it_is_attached(region: RegionFile) -> None:
+def test_this_process_counts_only_where_it_is_attached(region):
     table = ProcessTable()
     with open_region(region, writable=True) as opened:
         region.add_process(os.getpid())
@@ -282,7 +253,7 @@ def test_this_process_counts_only_where_it_is_attached(region: RegionFile) -> No
             assert found.host_pids == {os.getpid(): os.getpid()}
 
 
-def test_a_closed_region_cannot_be_matched(region: RegionFile) -> None:
+def test_a_closed_region_cannot_be_matched(region):
     table = ProcessTable()
     opened = open_region(region)
     snapshot = opened.snapshot()
@@ -292,9 +263,7 @@ def test_a_closed_region_cannot_be_matched(region: RegionFile) -> None:
         match(table, opened, snapshot)
 
 
-def test_a_regions_identity_follows_the_file_and_not_the_address(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_regions_identity_follows_the_file_and_not_the_address(region_file):
     for _ in range(20):
         file = region_file()
         with open_region(file) as opened:
@@ -302,9 +271,7 @@ def test_a_regions_identity_follows_the_file_and_not_the_address(
             assert file_identity(opened) == (status.st_dev, status.st_ino)
 
 
-def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(
-    public_directory: Path,
-) -> None:
+def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(public_directory):
     path = public_directory / "region.cache"
     create_region(path)
     status = path.stat()
@@ -322,9 +289,7 @@ def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(
 
 
 @needs_namespaces
-def test_a_monitor_on_the_host_is_not_taken_for_a_process_that_a_slot_names(
-    start: Starter, region: RegionFile
-) -> None:
+def test_a_monitor_on_the_host_is_not_taken_for_a_process_that_a_slot_names(start, region):
     """HAMi's monitor maps every region for writing, and a container can write its pid."""
     monitor, inside = start(0), start()
     monitor.tell("map", region.path)
@@ -338,9 +303,7 @@ def test_a_monitor_on_the_host_is_not_taken_for_a_process_that_a_slot_names(
 
 
 @needs_namespaces
-def test_who_maps_a_region_and_how(
-    start: Starter, region_file: RegionFileFactory, region: RegionFile
-) -> None:
+def test_who_maps_a_region_and_how(start, region_file, region):
     user, monitor, reader = (start() for _ in range(3))
     user.tell("map", region.path)
     user.tell("map", region.path)
@@ -393,7 +356,7 @@ HOSTILE_NAMES = [
 
 
 @needs_namespaces
-def test_hostile_file_names_stay_one_mapping_each(start: Starter, tmp_path: Path) -> None:
+def test_hostile_file_names_stay_one_mapping_each(start, tmp_path):
     inside = start()
     for index, name in enumerate(HOSTILE_NAMES):
         # The name goes to the process in a line of words.

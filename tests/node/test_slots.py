@@ -7,19 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from support.actors import Actor, MakeActor
-from support.node_root import Root
 from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import (
-    SLOT_STATES,
-    Node,
-    SlotStates,
-    processes,
-    procfs,
-    slots,
-)
+from libhamiregion.node import SLOT_STATES, Node, SlotStates, processes, procfs, slots
 
 
 def told(node: Node) -> SlotStates:
@@ -48,16 +40,14 @@ def attached(actor: MakeActor, *paths: Path) -> list[Actor]:
 
 
 @pytest.fixture
-def listed_25_s_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def listed_25_s_ago(monkeypatch) -> None:
     """Each question comes 25 s after the last listing of /proc: a figure may be 30 s old."""
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 25)
     monkeypatch.setattr(slots, "time", later)
 
 
 @pytest.mark.usefixtures("listed_25_s_ago")
-def test_what_starts_and_ends_is_told_at_the_next_listing(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_what_starts_and_ends_is_told_at_the_next_listing(actor, node, root):
     path = root.region()
     first, second = attached(actor, path, path)
     assert states(node) == {first.pid: "alive", second.pid: "alive"}
@@ -71,8 +61,8 @@ def test_what_starts_and_ends_is_told_at_the_next_listing(
 
 
 def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    actor, node, root, monkeypatch
+):
     users = attached(actor, root.region("a"), root.region("b"))
     first = told(node)
     read: list[str] = []
@@ -86,7 +76,7 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
 
 
 @pytest.fixture
-def maps_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def maps_not_kept(monkeypatch) -> None:
     """Maps are read at each listing."""
     monkeypatch.setattr(processes, "_KEPT_S", 0.0)
 
@@ -95,9 +85,7 @@ MAP_MORE = "import mmap; scene.more = mmap.mmap(-1, 1 << 22); scene.more[0] = 1"
 
 
 @pytest.mark.usefixtures("listed_25_s_ago", "maps_not_kept")
-def test_a_process_with_a_slot_that_becomes_another_program_is_dead(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_a_process_with_a_slot_that_becomes_another_program_is_dead(actor, node, root):
     """Its pid stays, it has not ended, and nothing in the region changes."""
     (user,) = attached(actor, root.region())
     assert states(node) == {user.pid: "alive"}
@@ -107,8 +95,8 @@ def test_a_process_with_a_slot_that_becomes_another_program_is_dead(
 
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_process_with_a_slot_that_takes_one_in_another_region_is_found(
-    actor: MakeActor, node: Node, root: Root, at_work: bool
-) -> None:
+    actor, node, root, at_work
+):
     first, second = root.region(), root.region("second")
     (user,) = attached(actor, first)
     assert states(node) == {user.pid: "alive"}
@@ -122,9 +110,7 @@ def test_a_process_with_a_slot_that_takes_one_in_another_region_is_found(
     assert [SLOT_STATES[each] for each in found.states] == ["alive", "alive"]
 
 
-def test_the_processes_of_a_region_that_is_replaced_are_found_in_the_new_one(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_the_processes_of_a_region_that_is_replaced_are_found_in_the_new_one(actor, node, root):
     path = root.region()
     user = actor(path)
     RegionFile(path, Layout.V1_2).add_process(user.pid)
@@ -138,9 +124,7 @@ def test_the_processes_of_a_region_that_is_replaced_are_found_in_the_new_one(
     assert states(node) == {user.pid: "alive"}
 
 
-def test_one_region_that_changes_does_not_have_the_others_proved(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_region_that_changes_does_not_have_the_others_proved(actor, node, root, monkeypatch):
     paths = [root.region(name) for name in "abc"]
     attached(actor, *paths)
     told(node)
@@ -157,9 +141,7 @@ def test_one_region_that_changes_does_not_have_the_others_proved(
     assert proved == ["b"]
 
 
-def test_processes_without_a_slot_are_told_with_the_proof(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_processes_without_a_slot_are_told_with_the_proof(actor, node, root):
     bystander = actor(root.region())
     found = told(node)
     ((row, unlisted),) = found.unlisted.items()
@@ -178,9 +160,7 @@ def watching() -> set[str]:
 
 
 @pytest.mark.usefixtures("listed_25_s_ago")
-def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(actor, node, root):
     """As in a container that is started again; nothing in the region changes at first."""
     path = root.region()
     user = actor()
@@ -190,9 +170,7 @@ def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(
     assert states(node) == {user.pid: "alive"}
 
 
-def test_a_process_that_uses_the_slot_of_a_dead_one_is_alive_at_once(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
+def test_a_process_that_uses_the_slot_of_a_dead_one_is_alive_at_once(actor, node, root):
     """Its pids are those of the dead one."""
     path = root.region()
     user = actor()

@@ -3,11 +3,10 @@
 HAMi 2.10 can put a pod's region under its init container's name although another one uses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.containers import containers, needs_namespaces
@@ -19,10 +18,6 @@ from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from libhamiregion import create_region, parse_size
 from libhamiregion.node import Node, NodeNames, Observer
 from libhamiregion.plan import apply_diff, diff_plan, load_plan, parse_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [needs_namespaces, needs_cgroups]
 GIB = 1 << 30
@@ -73,7 +68,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path) -> Iterator[Scene]:
     with contextlib.ExitStack() as made:
         yield Scene(tmp_path, made)
 
@@ -83,12 +78,11 @@ def seen(node: Node) -> tuple[str | None, str | None, str | None]:
     (container,) = Observer(node).observe().containers
     assert node.containers == (container,)
     name = container.pod_name
-    assert name is not None
     assert container.name == name.container
     return name.namespace, name.pod, name.container
 
 
-def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
+def test_its_metrics_and_rows_are_the_main_containers(scene):
     scene.logs("train")
     node = scene.node()
     assert seen(node) == ("research", "bert-0", "fetch")
@@ -102,12 +96,12 @@ def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
     assert seen(scene.node()) == ("research", "bert-0", "train")
 
 
-def test_without_a_log_of_that_id_the_directory_names_it(scene: Scene) -> None:
+def test_without_a_log_of_that_id_the_directory_names_it(scene):
     scene.process("train")
     assert seen(scene.node()) == ("research", "bert-0", "fetch")
 
 
-def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:
+def test_the_name_stays_while_the_region_has_no_process(scene):
     scene.logs("train")
     node = scene.node()
     scene.process("train")
@@ -117,7 +111,7 @@ def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:
     assert seen(scene.node())[2] == "fetch"
 
 
-def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene: Scene) -> None:
+def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene):
     for each in ("train", "sidecar"):
         scene.logs(each)
     node = scene.node()
@@ -129,7 +123,7 @@ def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene: S
     assert seen(node)[2] == "fetch"
 
 
-def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Scene) -> None:
+def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene):
     scene.logs("train")
     scene.process("train")
     node = scene.node()
@@ -145,5 +139,4 @@ def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Sc
         assert done.undo_path is not None
         assert {rule.select.container for rule in load_plan(done.undo_path).rules} == {"fetch"}
         (container,) = node.containers
-        assert container.region is not None
         assert container.region.memory_limit(0) == parse_size(limit)

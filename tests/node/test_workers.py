@@ -64,7 +64,7 @@ def refuse(workers: Workers, party: str, process: object) -> None:
         workers.call(party, process, lambda: "made")
 
 
-def test_one_thread_makes_all_calls_and_ends(workers: Workers) -> None:
+def test_one_thread_makes_all_calls_and_ends(workers):
     before = readers()
     calls = [Call("a", number, threading.get_ident) for number in range(100)]
     made = workers.call_all(calls)
@@ -75,9 +75,7 @@ def test_one_thread_makes_all_calls_and_ends(workers: Workers) -> None:
     eventually(lambda: readers() <= before)
 
 
-def test_the_calls_behind_a_blocked_one_are_made(
-    workers: Workers, pipes: Callable[[], Pipe]
-) -> None:
+def test_the_calls_behind_a_blocked_one_are_made(workers, pipes):
     pipe = pipes()
     calls = [Call("a", 0, os.getpid), Call("a", 1, pipe.read), Call("a", 2, os.getpid)]
     assert [call.process for call, _ in workers.call_all(calls)] == [0, 2]
@@ -86,13 +84,13 @@ def test_the_calls_behind_a_blocked_one_are_made(
     eventually(lambda: workers.late(1) == b"at last")
 
 
-def test_many_calls_may_take_longer_than_one() -> None:
+def test_many_calls_may_take_longer_than_one():
     workers = Workers(timeout_s=2.0)
     calls = [Call("a", number, partial(time.sleep, 0.5)) for number in range(5)]
     assert len(workers.call_all(calls)) == 5
 
 
-def test_no_call_begins_when_the_time_is_over() -> None:
+def test_no_call_begins_when_the_time_is_over():
     workers, end_s = Workers(timeout_s=PATIENCE_S), time.monotonic() + 1
     lasting = Call("a", 0, lambda: time.sleep(end_s - time.monotonic()))
     late = Call("a", 1, os.getpid)
@@ -101,7 +99,7 @@ def test_no_call_begins_when_the_time_is_over() -> None:
     assert len(workers.call_all([late])) == 1
 
 
-def test_an_error_of_a_call_is_raised_and_the_next_call_is_made(workers: Workers) -> None:
+def test_an_error_of_a_call_is_raised_and_the_next_call_is_made(workers):
     def fail() -> object:
         raise OSError(24, "too many")
 
@@ -110,9 +108,7 @@ def test_an_error_of_a_call_is_raised_and_the_next_call_is_made(workers: Workers
     assert workers.call("a", 1, lambda: "well") == "well"
 
 
-def test_a_blocked_process_is_not_asked_again_until_its_call_returns(
-    workers: Workers, pipes: Callable[[], Pipe]
-) -> None:
+def test_a_blocked_process_is_not_asked_again_until_its_call_returns(workers, pipes):
     pipe = pipes()
     block(workers, "a", 1, pipe)
     assert workers.call("a", 2, lambda: "another process") == "another process"
@@ -127,15 +123,13 @@ def test_a_blocked_process_is_not_asked_again_until_its_call_returns(
     assert workers.call("a", 1, lambda: "again") == "again"
 
 
-def test_a_process_that_has_ended_is_forgotten(workers: Workers, pipes: Callable[[], Pipe]) -> None:
+def test_a_process_that_has_ended_is_forgotten(workers, pipes):
     block(workers, "a", 1, pipes())
     workers.keep_only([2])
     assert workers.call("a", 1, lambda: "its pid is used again") == "its pid is used again"
 
 
-def test_two_blocked_calls_of_a_party_are_the_most_and_others_are_made(
-    workers: Workers, pipes: Callable[[], Pipe]
-) -> None:
+def test_two_blocked_calls_of_a_party_are_the_most_and_others_are_made(workers, pipes):
     held = [pipes() for _ in range(2)]
     for number, each in enumerate(held):
         block(workers, "a", number, each)
@@ -146,9 +140,7 @@ def test_two_blocked_calls_of_a_party_are_the_most_and_others_are_made(
     assert workers.call("a", "another process", lambda: "a") == "a"
 
 
-def test_there_is_a_limit_for_all_parties(
-    workers: Workers, pipes: Callable[[], Pipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_is_a_limit_for_all_parties(workers, pipes, monkeypatch):
     monkeypatch.setattr(workers_module, "_ABANDONED_LIMIT", 3)
     for number in range(3):
         block(workers, str(number), number, pipes())

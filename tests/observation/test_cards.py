@@ -1,10 +1,7 @@
 """What the containers of a node may use of each card together."""
 
-from pathlib import Path
-
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
 from support.device_checkpoint import answer, checkpoint
 from support.device_checkpoint import entry as given
@@ -30,9 +27,7 @@ def sums(scene: NodeScene, sampler: NvmlSampler | None) -> dict[str | None, Card
         return cards(Observer(node, sampler=sampler).observe())
 
 
-def test_limits_are_summed_up_and_unlimited_is_the_whole_card(
-    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_limits_are_summed_up_and_unlimited_is_the_whole_card(tmp_path, fake_driver, nvml_sampler):
     scene = NodeScene(tmp_path)
     scene.container("a", uuids=[GPU, OTHER], memory_limits=["6GiB", None], sm_limits=[30, None])
     scene.container("b", uuids=[GPU], memory_limits=["80GiB"], sm_limits=[60])
@@ -46,9 +41,7 @@ def test_limits_are_summed_up_and_unlimited_is_the_whole_card(
     assert not second.is_overcommitted
 
 
-def test_a_mig_device_is_a_card_of_its_own(
-    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_mig_device_is_a_card_of_its_own(tmp_path, fake_driver, nvml_sampler):
     scene = NodeScene(tmp_path)
     scene.container("a", uuids=[MIG_A], memory_limits=["1GiB"])
     fake_driver.play(CARD, *MIG)
@@ -57,9 +50,7 @@ def test_a_mig_device_is_a_card_of_its_own(
     assert (found[MIG_A].index, found[MIG_A].devices, found[MIG_B].devices) == (1, 1, 0)
 
 
-def test_devices_whose_card_is_not_known_are_counted_apart(
-    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_devices_whose_card_is_not_known_are_counted_apart(tmp_path, fake_driver, nvml_sampler):
     scene = NodeScene(tmp_path)
     scene.container("a", uuids=[OTHER], memory_limits=["1GiB"])
     scene.container("b", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
@@ -72,8 +63,8 @@ def test_devices_whose_card_is_not_known_are_counted_apart(
 
 
 def test_kubelet_knows_the_card_that_a_region_does_not_name_yet(
-    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    tmp_path, fake_driver, nvml_sampler
+):
     scene = NodeScene(tmp_path)
     new = scene.container("new", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
     response = answer({"NVIDIA_VISIBLE_DEVICES": GPU, "CUDA_DEVICE_MEMORY_LIMIT_0": "2048m"})
@@ -97,9 +88,7 @@ def test_kubelet_knows_the_card_that_a_region_does_not_name_yet(
         ),
     ],
 )
-def test_containers_without_a_region_count_as_kubelet_has_noted(
-    variables: dict[str, str], limits: tuple[int, int]
-) -> None:
+def test_containers_without_a_region_count_as_kubelet_has_noted(variables, limits):
     share = share_of(variables)
     read = limits_from_environment(variables, hami_version="2.11") if variables else None
     note = Allocation(POD, "main", "nvidia.com/gpu", ("GPU-a",), share, limits=read)
@@ -113,9 +102,7 @@ def test_containers_without_a_region_count_as_kubelet_has_noted(
     assert cards(attrs.evolve(observation, left=left))["GPU-a"].devices == 0
 
 
-def test_the_exporter_has_the_sums_by_gpu(
-    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_the_exporter_has_the_sums_by_gpu(tmp_path, fake_driver, nvml_sampler):
     scene = NodeScene(tmp_path)
     scene.container("a", uuids=[GPU], memory_limits=["6GiB"], sm_limits=[30])
     fake_driver.play(CARD)
@@ -144,7 +131,7 @@ def refused(
 
 
 @pytest.fixture
-def pair(tmp_path: Path, fake_driver: FakeDriver) -> NodeScene:
+def pair(tmp_path, fake_driver) -> NodeScene:
     """Two containers with 30 GiB each on a GPU of 80 GiB."""
     fake_driver.play(CARD)
     scene = NodeScene(tmp_path)
@@ -166,23 +153,21 @@ def pair(tmp_path: Path, fake_driver: FakeDriver) -> NodeScene:
     ],
 )
 def test_a_raise_is_refused_if_the_limits_of_its_gpu_exceed_the_card(
-    pair: NodeScene, nvml_sampler: NvmlSampler, after: list[int | None], expected: list[int]
-) -> None:
+    pair, nvml_sampler, after, expected
+):
     assert refused(pair, nvml_sampler, *after) == expected
     # A card that the driver does not list refuses nothing.
     assert refused(pair, nvml_sampler, *after, uuid=OTHER) == []
     assert refused(pair, None, *after) == []
 
 
-def test_lowering_is_never_refused(
-    pair: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_lowering_is_never_refused(pair, fake_driver, nvml_sampler):
     fake_driver.play(CARD.replace(str(81920 * MIB), str(8192 * MIB)))
     assert refused(pair, nvml_sampler, 29) == []
     assert refused(pair, nvml_sampler, 29, 31) == [1]
 
 
-def test_a_card_whose_memory_hami_scales_refuses_nothing() -> None:
+def test_a_card_whose_memory_hami_scales_refuses_nothing():
     raised = [MemoryChange((1, 1), 0, "GPU-a", 1, 100 * GIB)]
     scaled = share_of({"CUDA_OVERSUBSCRIBE": "true"})
     mine, other = entry(1, share=scaled), entry(2, share=scaled, container=OTHER_ID)

@@ -1,10 +1,7 @@
 """What is made of an observation reads nothing else: no file, no /proc, no region."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from support.lock_bytes import NOBODY, hold
@@ -14,9 +11,6 @@ from libhamiregion import Layout
 from libhamiregion.node import Observer
 from libhamiregion.observation.json import to_json
 from libhamiregion.testing import FakeNode
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.root
 
@@ -51,9 +45,7 @@ except AssertionError:
 """
 
 
-def test_findings_rows_samples_series_and_page_are_functions_of_the_document(
-    tmp_path: Path,
-) -> None:
+def test_findings_rows_samples_series_and_page_are_functions_of_the_document(tmp_path):
     with FakeNode(tmp_path, containers=3, processes=1) as fake:
         (path,) = fake.containers[0].directory.glob("*.cache")
         file = RegionFile(path, Layout.V1_2)

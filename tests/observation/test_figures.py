@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,17 +52,16 @@ class Scene:
     def json(self, *words: object) -> dict[str, Any]:
         answer = call(*map(str, words), "--json")
         assert answer.returncode == 0, answer.stderr
-        found: dict[str, Any] = json.loads(answer.stdout)
-        return found
+        return json.loads(answer.stdout)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path) -> Iterator[Scene]:
     with FakeNode(tmp_path / "node") as node:
         yield Scene(node)
 
 
-def test_a_limit_that_no_gpu_has_is_none_everywhere_and_found(scene: Scene) -> None:
+def test_a_limit_that_no_gpu_has_is_none_everywhere_and_found(scene):
     """Only `limits get`, whose answer can be set again, has the number of the file."""
     value = 1 << 60
     scene.file.put("limit", value)
@@ -85,9 +83,7 @@ def test_a_limit_that_no_gpu_has_is_none_everywhere_and_found(scene: Scene) -> N
 
 
 @pytest.mark.parametrize(("field", "name", "value"), FIGURES)
-def test_a_figure_that_cannot_be_is_null_everywhere_and_found(
-    scene: Scene, field: str, name: str, value: int
-) -> None:
+def test_a_figure_that_cannot_be_is_null_everywhere_and_found(scene, field, name, value):
     scene.file.put(field, value)
     root = ("--root", scene.fake.root)
     (device,) = scene.json("show", scene.pod.region)["devices"]
@@ -117,14 +113,13 @@ def test_a_figure_that_cannot_be_is_null_everywhere_and_found(
         assert bool(series.series(each)) == (of != name)
     if name == "sm_util_percent":
         assert series.value("hami_container_device_utilization_ratio") == value
-        assert sample is not None
         assert sample.sm_percent is None
     elif name == "memory_used_bytes":
         assert series.value("hami_vgpu_memory_used_bytes") == value
         assert sample is None
 
 
-def test_figures_that_can_be_stay_as_they_are(scene: Scene) -> None:
+def test_figures_that_can_be_stay_as_they_are(scene):
     with open_region(scene.pod.region) as region:
         before = region.snapshot()
         assert without_impossible(before) == before
@@ -133,7 +128,7 @@ def test_figures_that_can_be_stay_as_they_are(scene: Scene) -> None:
     assert device["sm_util_percent"] == 100
 
 
-def test_a_sum_is_unknown_if_one_of_its_parts_cannot_be(scene: Scene) -> None:
+def test_a_sum_is_unknown_if_one_of_its_parts_cannot_be(scene):
     slot = scene.file.add_process(4_000_000, {0: GIB}, status=1)
     scene.file.put("slot_util.sm", 90, slot=slot)
     with Node(scene.fake.root) as node:

@@ -15,20 +15,9 @@ from support.stress import scaled
 
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.lock import LockState
-from libhamiregion.node import (
-    NvmlSample,
-    NvmlState,
-    Observation,
-    Observer,
-    node_processes,
-)
+from libhamiregion.node import NvmlSample, NvmlState, Observation, Observer, node_processes
 from libhamiregion.observation.driver import NvmlDevice, ProcessColumns
-from libhamiregion.observation.evidence import (
-    LargeRegion,
-    LostFile,
-    NodeEvidence,
-    RegionEvidence,
-)
+from libhamiregion.observation.evidence import LargeRegion, LostFile, NodeEvidence, RegionEvidence
 from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json, to_json
 from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.observation.processes import Entry, HostProcess, is_monitor
@@ -44,7 +33,7 @@ GPU = "GPU-5d9a1b54-3c1c-4e9e-8f24-0e6a0a5c2b11"
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observation]:
+def seen(tmp_path_factory) -> Iterator[Observation]:
     """Two containers with a process each, one without a region, and a driver's sample."""
     directory = tmp_path_factory.mktemp("node")
     with FakeNode(directory, containers=2, processes=1) as fake:
@@ -103,7 +92,7 @@ def use(seen: Observation) -> list[object]:
     ]
 
 
-def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen: Observation) -> None:
+def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen):
     again = from_json(to_json(seen))
     assert use(again) == use(seen)
     kinds = {FindingKind.LOCK_STUCK, FindingKind.SEQLOCK_STUCK, FindingKind.SLOT_MOVED}
@@ -119,7 +108,7 @@ def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen: Observati
         ]
 
 
-def test_the_text_is_ascii_and_large_numbers_are_text(seen: Observation) -> None:
+def test_the_text_is_ascii_and_large_numbers_are_text(seen):
     document = json.loads(to_json(seen))
     document["snapshot"]["table"]["devices"]["memory_used_bytes"][0] = str((1 << 64) - 1)
     document["containers"][0]["directory_name"] = "\udc80"
@@ -133,7 +122,7 @@ def test_the_text_is_ascii_and_large_numbers_are_text(seen: Observation) -> None
     )
 
 
-def test_fields_that_are_not_known_are_left_alone(seen: Observation) -> None:
+def test_fields_that_are_not_known_are_left_alone(seen):
     document = json.loads(to_json(seen))
     document["later"] = document["containers"][0]["later"] = document["sample"]["later"] = [1]
     document["snapshot"]["table"]["usages"]["later"] = [0] * len(
@@ -150,12 +139,12 @@ def test_fields_that_are_not_known_are_left_alone(seen: Observation) -> None:
         b"\xff",
     ],
 )
-def test_a_text_that_is_none_is_refused(text: str | bytes) -> None:
+def test_a_text_that_is_none_is_refused(text):
     with pytest.raises(DocumentError):
         from_json(text)
 
 
-def test_a_text_that_is_too_long_is_not_read() -> None:
+def test_a_text_that_is_too_long_is_not_read():
     with pytest.raises(DocumentError, match="64 MiB"):
         from_json(" " * (MAX_BYTES + 1))
 
@@ -171,9 +160,7 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
         ("devices", "memory_used_bytes", -1),
     ],
 )
-def test_rows_that_there_are_not_are_refused(
-    seen: Observation, table: str, column: str, value: int
-) -> None:
+def test_rows_that_there_are_not_are_refused(seen, table, column, value):
     document = json.loads(to_json(seen))
     document["snapshot"]["table"][table][column][0] = value
     with pytest.raises(DocumentError):
@@ -202,14 +189,14 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 # ---- without names ----
 
 
-def test_a_redacted_document_has_the_findings_of_the_whole_one() -> None:
+def test_a_redacted_document_has_the_findings_of_the_whole_one():
     unlimited = seen_node.seen(seen_node.entry(1, share=seen_node.SHARE))
     unlimited = attrs.evolve(unlimited, snapshot=explained(unlimited))
     (found,) = diagnose(from_json(to_json(unlimited, redact=True)))
     assert found.kind is FindingKind.SHARE_NOT_LIMITED
 
 
-def test_what_findings_depend_on_is_not_redacted() -> None:
+def test_what_findings_depend_on_is_not_redacted():
     def read(entry: Entry, **facts: Any) -> tuple[Entry, HostProcess]:
         changed = attrs.evolve(entry.process, **facts) if entry.process else None
         whole = seen_node.seen(attrs.evolve(entry, process=changed))
@@ -234,9 +221,7 @@ _CHANGES = st.lists(
 
 @settings(max_examples=scaled(8_000), suppress_health_check=list(HealthCheck))
 @given(changes=_CHANGES)
-def test_any_change_gives_an_error_or_an_observation_that_can_be_used(
-    seen: Observation, changes: list[tuple[int, bool, Any]]
-) -> None:
+def test_any_change_gives_an_error_or_an_observation_that_can_be_used(seen, changes):
     document = json.loads(to_json(seen))
     for number, is_removed, value in changes:
         every = [path for path in places(document) if path]

@@ -1,16 +1,14 @@
 """The join by columns."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
 from support.observing import with_older_sample
 
-from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.node import Observer
 from libhamiregion.observation.pairing import NO_ROW
 from libhamiregion.observation.rows import Join
 
@@ -18,7 +16,7 @@ pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeScene]:
+def node(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
 
@@ -34,9 +32,7 @@ def memory(join: Join) -> dict[tuple[int, str], int | None]:
     }
 
 
-def test_each_process_has_the_drivers_figure_on_each_device(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_each_process_has_the_drivers_figure_on_each_device(node, fake_driver, nvml_sampler):
     pod = node.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     with node.open() as opened:
@@ -60,9 +56,7 @@ def test_each_process_has_the_drivers_figure_on_each_device(
         assert {pid for pid, _ in memory(fifth)} == {host_pid, other_pid}
 
 
-def test_a_process_younger_than_the_sample_has_no_figure(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_process_younger_than_the_sample_has_no_figure(node, fake_driver, nvml_sampler):
     pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
@@ -74,8 +68,8 @@ def test_a_process_younger_than_the_sample_has_no_figure(
 
 
 def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    node, fake_driver, nvml_sampler
+):
     pod = node.container(uuids=[GPU, GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")

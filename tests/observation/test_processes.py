@@ -5,13 +5,7 @@ import pytest
 from support.seen_node import HOST, ID, OTHER, POD, entry
 
 from libhamiregion.observation.names import ContainerId
-from libhamiregion.observation.processes import (
-    Entry,
-    FileUser,
-    Mapping,
-    ProcessGap,
-    ProcessView,
-)
+from libhamiregion.observation.processes import Entry, FileUser, Mapping, ProcessGap, ProcessView
 
 FILE = (1, 5)
 
@@ -42,13 +36,11 @@ def view(*entries: Entry, **more: object) -> ProcessView:
         ((user(ID, writable=False),), True),
     ],
 )
-def test_a_region_is_used_by_its_pod_by_the_host_and_by_any_libvgpu(
-    mapping: tuple[Entry, ...], is_unused: bool
-) -> None:
+def test_a_region_is_used_by_its_pod_by_the_host_and_by_any_libvgpu(mapping, is_unused):
     assert view(*mapping).is_unused(POD, [FILE]) is is_unused
 
 
-def test_processes_that_could_not_be_read_may_use_a_region() -> None:
+def test_processes_that_could_not_be_read_may_use_a_region():
     unread = ProcessGap(ID, ID.id, 1, "blocked")
     assert not view(gaps=(unread,)).is_unused(POD, [FILE])
     assert view(gaps=(attrs.evolve(unread, container=OTHER),)).is_unused(POD, [FILE])

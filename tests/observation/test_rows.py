@@ -3,17 +3,14 @@
 import subprocess
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
-from support.region_file import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus, create_region
 from libhamiregion.node import (
@@ -34,7 +31,7 @@ pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeScene]:
+def node(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
 
@@ -51,7 +48,6 @@ def looked(node: NodeScene, sampler: NvmlSampler | None, **options: Any) -> tupl
 
 def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> None:
     """The figures from columns, which daemons use, equal those of the rows."""
-    assert observation.sample is not None
     join = Join(observation)
     expected = {
         row.host_pid: (row.state, row.container, row.devices)
@@ -94,9 +90,7 @@ def driver_bytes(row: NodeProcess) -> list[int | None]:
 # ---- Processes with a slot ----------------------------------------------------------------------
 
 
-def test_each_slot_has_the_figures_of_its_own_process_and_device(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_each_slot_has_the_figures_of_its_own_process_and_device(node, fake_driver, nvml_sampler):
     """Two containers with the same pids inside and each other's host pids in their regions."""
     first = node.container("a", uuids=[OTHER, GPU])
     second = node.container("b", uuids=[GPU])
@@ -142,7 +136,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-def test_utilisation_is_unknown_where_the_layout_has_none(node: NodeScene, layout: Layout) -> None:
+def test_utilisation_is_unknown_where_the_layout_has_none(node, layout):
     pod = node.container(layout=layout, uuids=[GPU])
     pod.add_process(4_000_000, {0: MIB})
     (row,) = looked(node, None)
@@ -151,8 +145,8 @@ def test_utilisation_is_unknown_where_the_layout_has_none(node: NodeScene, layou
 
 
 def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    node, fake_driver, nvml_sampler
+):
     pod = node.container(uuids=[GPU])
     pid, _ = pod.attach()
     pod.put("slot_status", 2)
@@ -164,9 +158,7 @@ def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(
     assert driver_bytes(row) == [None]
 
 
-def test_a_mig_device_is_matched_by_its_own_uuid(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_mig_device_is_matched_by_its_own_uuid(node, fake_driver, nvml_sampler):
     pod = node.container(uuids=[MIG_B])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
@@ -176,9 +168,7 @@ def test_a_mig_device_is_matched_by_its_own_uuid(
     assert device.driver_sm_percent is None, "no driver tells it of a MIG device"
 
 
-def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(node, fake_driver, nvml_sampler):
     pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
@@ -189,9 +179,7 @@ def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
     assert (unknown.memory_driver_bytes, unknown.driver_index) == (80 * MIB, 1)
 
 
-def test_what_a_region_repeats_is_counted_once(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_what_a_region_repeats_is_counted_once(node, fake_driver, nvml_sampler):
     """A thousand slots of one pid, and one uuid twice, do not multiply the driver's figures."""
     pod = node.container(uuids=[GPU, GPU])
     pid, host_pid = pod.attach()
@@ -211,8 +199,8 @@ def test_what_a_region_repeats_is_counted_once(
 
 
 def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    node, fake_driver, nvml_sampler
+):
     pod = node.container(uuids=[OTHER, GPU])
     pod.inside.tell("attach", pod.path)
     _, child = pod.inside.child("fork")
@@ -238,8 +226,8 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
 
 @needs_cgroups
 def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    node, fake_driver, nvml_sampler
+):
     """As a shell over SSH has, or what became another program."""
     pod, other = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
     _, inside = pod.attach()
@@ -262,9 +250,7 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
     assert [row.pid for row in rows if row.state == "dead"] == [execed]
     for pid in (shell, became):
         row = found[pid]
-        assert row.container is not None
         assert (row.container.pod_uid, row.container.name) == (pod.pod_uid, "a")
-        assert row.container_id is not None
         assert row.container_id.id == pod.id
         assert row.owner is row.container
         assert [device.index for device in row.devices] == [0]
@@ -272,11 +258,8 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
 
 @needs_cgroups
 def test_a_region_of_ones_own_making_does_not_hide_an_escape(
-    node: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    region_file: RegionFileFactory,
-) -> None:
+    node, fake_driver, nvml_sampler, region_file
+):
     """A slot in a second region, outside the roots, limits nothing."""
     pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
@@ -289,7 +272,6 @@ def test_a_region_of_ones_own_making_does_not_hide_an_escape(
     rows = looked(node, nvml_sampler, outside=True)
     row = by_host_pid(tuple(row for row in rows if row.host_pid in {inside, host_pid}))[host_pid]
     assert (row.state, row.pid) == ("escaped", pid)
-    assert row.container is not None
     assert row.container.directory is None
     # Before the container has anybody in its own region, its pod tells.
     pod.inside.tell("kill", 2)
@@ -303,11 +285,8 @@ def test_a_region_of_ones_own_making_does_not_hide_an_escape(
 
 @needs_cgroups
 def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
-    node: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    region_file: RegionFileFactory,
-) -> None:
+    node, fake_driver, nvml_sampler, region_file
+):
     pod = node.container("a", region=False)
     own, inside = region_file(uuids=[GPU]), pod.directory / "usage.cache"
     (pid, both), (other_pid, astray) = pod.inside.child("spawn"), pod.inside.child("spawn")
@@ -337,14 +316,13 @@ def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
 
 @needs_cgroups
 def test_without_any_slot_alive_the_pod_tells_the_container(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+    node, fake_driver, nvml_sampler, bystander
+):
     pod = node.container("a", uuids=[GPU])
     pod.move(bystander)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
     (row,) = looked(node, nvml_sampler)
     assert (row.state, row.host_pid) == ("escaped", bystander)
-    assert row.container is not None
     assert row.container.name == "a"
 
     # Two that it can be: it has escaped from one of them.
@@ -357,21 +335,19 @@ def test_without_any_slot_alive_the_pod_tells_the_container(
     _, inside = second.attach()
     second.move(inside)
     found = by_host_pid(looked(node, nvml_sampler))
-    assert found[bystander].container is not None
     assert found[bystander].container.name == "a"
     assert found[inside].state == "alive"
 
 
 @needs_cgroups
 def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read_is_unknown(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+    node, fake_driver, nvml_sampler, bystander
+):
     pod = node.container("whole-gpu", region=False)
     pod.move(bystander)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
     (row,) = looked(node, nvml_sampler)
     assert row.state == "unmanaged"
-    assert row.container is not None
     assert row.container.name == "whole-gpu"
 
     (pod.directory / "usage.cache").write_bytes(b"no region at all" * 100_000)
@@ -380,9 +356,7 @@ def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read
 
 
 @needs_cgroups
-def test_another_container_of_the_pod_is_not_managed(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+def test_another_container_of_the_pod_is_not_managed(node, fake_driver, nvml_sampler, bystander):
     pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
     pod.move(inside)
@@ -391,15 +365,13 @@ def test_another_container_of_the_pod_is_not_managed(
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
     row = by_host_pid(looked(node, nvml_sampler))[bystander]
     assert row.state == "unmanaged"
-    assert row.container is not None
     assert row.container.missing == WHOLE_GPU
-    assert row.container_id is not None
     assert (row.container_id.id, row.owner.pod_uid) == (sidecar, pod.pod_uid)
 
 
 def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+    node, fake_driver, nvml_sampler, bystander
+):
     pod = node.container(uuids=[GPU])
     _, inside = pod.attach()
     gone = subprocess.Popen(["true"])
@@ -415,7 +387,6 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
     found = by_host_pid(tuple(rest))
     row = found[bystander]
     assert (row.state, row.container, row.pid, row.status) == ("unmanaged", None, None, None)
-    assert row.process is not None
     assert row.process.command == "sleep 600"
     assert [(d.index, d.uuid, d.memory_driver_bytes) for d in row.devices] == [
         (None, GPU, 20 * MIB)
@@ -426,9 +397,7 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
     assert (row.state, row.process, driver_bytes(row)) == ("gone", None, [10 * MIB])
 
 
-def test_who_may_stand_in_a_slot_has_not_escaped(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_who_may_stand_in_a_slot_has_not_escaped(node, fake_driver, nvml_sampler):
     """Two processes fit one slot; which of them it is stays open, and so does what they are."""
     users, strangers = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
     users.inside.tell("attach", users.path)
@@ -444,9 +413,7 @@ def test_who_may_stand_in_a_slot_has_not_escaped(
 # ---- Where the driver's pids prove nothing ------------------------------------------------------
 
 
-def test_without_a_driver_everything_else_is_there(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_without_a_driver_everything_else_is_there(node, fake_driver, nvml_sampler):
     pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.unload()
@@ -456,14 +423,11 @@ def test_without_a_driver_everything_else_is_there(
             (row,) = node_processes(attrs.evolve(seen, sample=sample))
             assert (row.state, row.host_pid, driver_bytes(row)) == ("alive", host_pid, [None])
             assert driver_gap(opened.processes, sample)
-        assert sample is not None
         assert sample.state is NvmlState.DRIVER_NOT_LOADED
         assert driver_gap(opened.processes, None) == "the driver was not asked"
 
 
-def test_figures_for_pids_of_another_namespace_are_not_taken(
-    node: NodeScene, fake_driver: FakeDriver
-) -> None:
+def test_figures_for_pids_of_another_namespace_are_not_taken(node, fake_driver):
     """Neither if the driver translates pids for us, nor if the /proc is a container's."""
     pod = node.container(uuids=[GPU])
     pid, host_pid = pod.attach()

@@ -1,7 +1,6 @@
 """Which containers and devices are chosen by which words."""
 
 import uuid
-from pathlib import Path
 
 import attrs
 import pytest
@@ -29,7 +28,7 @@ def device(index: int, uuid: str | None) -> DeviceUsage:
     return DeviceUsage(index, uuid, None, 0, 0, 0, 0, 0, None, 0, 0, 0)
 
 
-def test_a_container_is_chosen_where_every_pattern_matches() -> None:
+def test_a_container_is_chosen_where_every_pattern_matches():
     for selector, chosen in [
         (Selector(), True),
         (Selector(pod_uid=UID), True),
@@ -51,7 +50,7 @@ def test_a_container_is_chosen_where_every_pattern_matches() -> None:
         assert selector.matches(attrs.evolve(INSIDE, pod_name=NAME)) is chosen
 
 
-def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:
+def test_a_container_without_a_name_is_found_by_what_is_known_of_it():
     assert Selector(pod=UID, container="train").matches_container(INSIDE, None)
     assert not Selector(namespace="*").matches_container(INSIDE, None)
     assert Selector(container=f"{ID[:12]}*").matches_container(OUTSIDE, None)
@@ -60,7 +59,7 @@ def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:
     assert Selector().matches_container(OUTSIDE, None)
 
 
-def test_a_device_is_chosen_by_its_index_or_uuid() -> None:
+def test_a_device_is_chosen_by_its_index_or_uuid():
     for pattern, chosen in [
         (None, [0, 1, 11]),
         ("1", [1]),
@@ -74,7 +73,7 @@ def test_a_device_is_chosen_by_its_index_or_uuid() -> None:
         assert [each.index for each in devices if selector.matches_device(each)] == chosen
 
 
-def test_only_digits_that_people_type_are_an_index() -> None:
+def test_only_digits_that_people_type_are_an_index():
     """Others are digits too, by some definitions, and no pattern that any uuid matches."""
     assert not Selector(device="1" * 5000).matches_device(device(1, "GPU-a"))
     assert Selector(device="0" * 5000).matches_device(device(0, None))
@@ -83,7 +82,7 @@ def test_only_digits_that_people_type_are_an_index() -> None:
     assert not Selector(device="\u0662").matches_device(device(2, "GPU-a"))
 
 
-def test_a_node_finds_its_containers_by_their_names(tmp_path: Path) -> None:
+def test_a_node_finds_its_containers_by_their_names(tmp_path):
     root = Root(tmp_path / "containers")
     root.region("train")
     root.region("serve")
@@ -104,9 +103,7 @@ class Nameless:
         return None
 
 
-def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed(
-    tmp_path: Path,
-) -> None:
+def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed(tmp_path):
     root = Root(tmp_path / "containers")
     root.region("train")
     root.region("serve")
@@ -136,7 +133,7 @@ def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed
         assert node.select(namespace="research", container="nobody") == ()
 
 
-def test_a_device_is_an_index_or_a_pattern_and_nothing_else() -> None:
+def test_a_device_is_an_index_or_a_pattern_and_nothing_else():
     device = DeviceUsage(0, "GPU-a", None, 0, 0, 0, 0, 0, None, 0, 0, 0)
     assert Selector(device=0) == Selector(device="0")
     assert Selector(device=0).matches_device(device)

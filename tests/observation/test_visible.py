@@ -1,14 +1,14 @@
 """Processes whose CUDA_VISIBLE_DEVICES has CUDA count GPUs otherwise than NVML."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.command_line import call, run
 from support.exposition import parsed
@@ -17,16 +17,10 @@ from support.region_file import RegionFile
 from libhamiregion import Layout, create_region
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NvmlSampler, Observer, node_processes
+from libhamiregion.node import Node, Observer, node_processes
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.rows import Join
 from libhamiregion.observation.visible import cuda_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fake_nvml.driver import FakeDriver
 
 GIB = 1 << 30
 POD_UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -59,11 +53,11 @@ UUIDS = ["GPU-aa", "GPU-ab", "MIG-c"]
         ("\u0661", None),
     ],
 )
-def test_the_order_that_a_value_makes(visible: str, order: dict[int, int] | None) -> None:
+def test_the_order_that_a_value_makes(visible, order):
     assert cuda_order(visible, UUIDS) == order
 
 
-def test_without_uuids_numbers_are_known_and_uuids_are_not() -> None:
+def test_without_uuids_numbers_are_known_and_uuids_are_not():
     assert cuda_order("1", ()) == {0: 1}
     assert cuda_order("0", ()) is None
     assert cuda_order("16", ()) is None
@@ -103,7 +97,6 @@ class Scene:
         command = [sys.executable, "-c", HOLD, str(self.file.path)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-        assert self.process.stdout is not None
         self.process.stdout.readline()
         self.file.put("slot_hostpid", self.process.pid)
         # CUDA's first device is the second one.
@@ -119,7 +112,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(tmp_path, request) -> Iterator[Scene]:
     visible, uuids = request.param
     made = Scene(tmp_path, visible, uuids)
     yield made
@@ -127,9 +120,7 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("scene", [("1", [GPU, OTHER]), (OTHER, [GPU, OTHER])], indirect=True)
-def test_the_figures_are_those_of_the_gpu_at_work(
-    scene: Scene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_the_figures_are_those_of_the_gpu_at_work(scene, fake_driver, nvml_sampler):
     scene.play(fake_driver)
     with Node(scene.root) as node:
         observation = Observer(node, sampler=nvml_sampler).observe()
@@ -149,8 +140,8 @@ def test_the_figures_are_those_of_the_gpu_at_work(
 
 @pytest.mark.parametrize("scene", [("1", [GPU, OTHER])], indirect=True)
 def test_every_verb_shows_utilisation_under_the_gpu_at_work(
-    scene: Scene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
-) -> None:
+    scene, fake_driver, nvml_sampler, tmp_path
+):
     scene.play(fake_driver)
     root, document = ("--root", str(scene.root)), tmp_path / "document.json"
     with Node(scene.root) as node:
@@ -168,8 +159,8 @@ def test_every_verb_shows_utilisation_under_the_gpu_at_work(
 
 @pytest.mark.parametrize("scene", [(None, [GPU, OTHER]), ("0", [GPU, OTHER])], indirect=True)
 def test_an_order_that_the_environment_does_not_show_is_seen_by_the_driver(
-    scene: Scene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    scene, fake_driver, nvml_sampler
+):
     scene.play(fake_driver)
     with Node(scene.root) as node:
         observer = Observer(node, sampler=nvml_sampler)
@@ -189,7 +180,7 @@ def test_an_order_that_the_environment_does_not_show_is_seen_by_the_driver(
     ],
     indirect=["scene"],
 )
-def test_a_region_that_names_no_devices_yet(scene: Scene, words: str) -> None:
+def test_a_region_that_names_no_devices_yet(scene, words):
     with Node(scene.root) as node:
         found = diagnose(Observer(node).observe())
     (reordered,) = (each for each in found if each.kind is FindingKind.DEVICES_REORDERED)
@@ -197,13 +188,13 @@ def test_a_region_that_names_no_devices_yet(scene: Scene, words: str) -> None:
 
 
 @pytest.mark.parametrize("scene", [("0", [GPU, OTHER]), ("-1", [GPU, OTHER])], indirect=True)
-def test_a_subset_that_keeps_the_numbers_is_no_finding(scene: Scene) -> None:
+def test_a_subset_that_keeps_the_numbers_is_no_finding(scene):
     with Node(scene.root) as node:
         assert diagnose(Observer(node).observe()) == ()
 
 
 @pytest.mark.parametrize("scene", [("1", [GPU, OTHER])], indirect=True)
-def test_an_edit_says_which_use_libvgpu_compares_with_the_limit(scene: Scene) -> None:
+def test_an_edit_says_which_use_libvgpu_compares_with_the_limit(scene):
     words = ("limits", "set", str(scene.file.path), "--memory", "5GiB", "--dry-run", "--device")
     in_force = (
         "libvgpu compares the limit of device 0 with the use of device 0 up to HAMi-core of"
@@ -216,18 +207,17 @@ def test_an_edit_says_which_use_libvgpu_compares_with_the_limit(scene: Scene) ->
 
 
 @pytest.mark.parametrize("scene", [("0", [GPU, OTHER])], indirect=True)
-def test_an_edit_says_nothing_where_devices_are_counted_alike(scene: Scene) -> None:
+def test_an_edit_says_nothing_where_devices_are_counted_alike(scene):
     said = call("limits", "set", str(scene.file.path), "--sm", "20", "--device", "0").stdout
     assert "note:" not in said
 
 
 @pytest.mark.parametrize("scene", [("0", [GPU, OTHER])], indirect=True)
-def test_an_edit_says_nothing_about_itself_and_programs_that_only_read(scene: Scene) -> None:
+def test_an_edit_says_nothing_about_itself_and_programs_that_only_read(scene):
     path, pipe = str(scene.file.path), subprocess.PIPE
     other = {"CUDA_VISIBLE_DEVICES": "1"}
     command = [sys.executable, "-c", READ, path]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | other) as reader:
-        assert reader.stdout is not None
         reader.stdout.readline()
         said = run("limits", "set", path, "--sm", "20", "--device", "0", env=other)
         reader.communicate()

@@ -23,12 +23,7 @@ from libhamiregion.observation.containers import (
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.model import NodeSnapshot
 from libhamiregion.observation.names import PodName
-from libhamiregion.observation.processes import (
-    Entry,
-    FileUser,
-    HostProcess,
-    Mapping,
-)
+from libhamiregion.observation.processes import Entry, FileUser, HostProcess, Mapping
 from libhamiregion.observation.share import Allocation, Share, share_of
 from libhamiregion.observation.without_region import explained
 
@@ -89,23 +84,21 @@ def mapped(path: str, nbytes: int) -> FileUser:
         pytest.param([], NO_FILE, id="a process that /proc does not show"),
     ],
 )
-def test_a_container_without_a_region_has_the_reason_that_is_proved(
-    users: list[Entry], reason: MissingRegion
-) -> None:
+def test_a_container_without_a_region_has_the_reason_that_is_proved(users, reason):
     assert result(seen(*users))[1][0] == reason
 
 
-def test_a_mig_device_is_none_of_a_whole_gpu() -> None:
+def test_a_mig_device_is_none_of_a_whole_gpu():
     assert result(seen(entry(1), uuid=MIG))[1] == [MIG_DEVICE]
     assert result(seen(entry(1, share=SHARE), uuid=MIG))[1] == [NOT_LIMITED]
 
 
-def test_containers_of_one_gpu_share_it() -> None:
+def test_containers_of_one_gpu_share_it():
     found = result(seen(entry(1), entry(2, OTHER), listed=(1, 2)))
     assert found[1] == [SHARED_GPU, SHARED_GPU]
 
 
-def test_nothing_is_said_without_the_drivers_lists() -> None:
+def test_nothing_is_said_without_the_drivers_lists():
     blind = seen(entry(1, share=SHARE), sample=None)
     assert result(blind)[1] == [NO_FILE]
     inside = attrs.evolve(HOST, is_own_namespace=False)
@@ -113,14 +106,13 @@ def test_nothing_is_said_without_the_drivers_lists() -> None:
     assert result(seen(entry(1, share=SHARE), processes=view))[1] == [NO_FILE]
 
 
-def test_a_process_that_began_after_the_sample_proves_nothing() -> None:
+def test_a_process_that_began_after_the_sample_proves_nothing():
     late = attrs.evolve(entry(1, share=SHARE), start_time_ticks=100 * 100 + 1)
     assert result(seen(late))[1] == [NO_FILE]
 
 
-def test_an_idle_container_is_not_known_to_be_idle_if_a_list_is_incomplete() -> None:
+def test_an_idle_container_is_not_known_to_be_idle_if_a_list_is_incomplete():
     whole = seen(entry(1, None))
-    assert whole.sample is not None
     (card,) = whole.sample.devices
     cut = attrs.evolve(card, processes_state=NvmlState.INSUFFICIENT_SIZE)
     sample = attrs.evolve(whole.sample, devices=(cut,))
@@ -128,7 +120,7 @@ def test_an_idle_container_is_not_known_to_be_idle_if_a_list_is_incomplete() -> 
     assert result(attrs.evolve(whole, sample=sample))[1] == [NO_FILE]
 
 
-def test_a_container_that_has_no_directory_is_added_with_its_names() -> None:
+def test_a_container_that_has_no_directory_is_added_with_its_names():
     names = {ID.id: PodName("rag", "llm-0", "serve")}
     found, reasons = result(seen(entry(1, share=SHARE), directory=None, names=names))
     assert reasons == [NOT_LIMITED]
@@ -137,7 +129,7 @@ def test_a_container_that_has_no_directory_is_added_with_its_names() -> None:
     assert (container.pod_uid, container.container_id) == (POD, ID)
 
 
-def test_of_two_containers_of_a_pod_the_name_decides() -> None:
+def test_of_two_containers_of_a_pod_the_name_decides():
     containers = [
         Container(POD, name, f"/c/{POD}_{name}", missing=NO_FILE) for name in ("main", "side")
     ]
@@ -148,7 +140,7 @@ def test_of_two_containers_of_a_pod_the_name_decides() -> None:
     assert result(named)[1] == [NOT_USED, NOT_LIMITED]
 
 
-def test_its_processes_have_escaped_and_those_of_a_whole_gpu_have_not() -> None:
+def test_its_processes_have_escaped_and_those_of_a_whole_gpu_have_not():
     def state(user: Entry) -> tuple[str, str | None]:
         (row,) = rows(seen(user))
         return row.state, row.container and row.container.name
@@ -170,7 +162,7 @@ def test_its_processes_have_escaped_and_those_of_a_whole_gpu_have_not() -> None:
         ({"CUDA_DISABLE_CONTROL": "true"}, Share(is_switched_off=True)),
     ],
 )
-def test_shares_are_read_from_variables(variables: dict[str, str], share: Share) -> None:
+def test_shares_are_read_from_variables(variables, share):
     assert share_of(variables) == share
 
 
@@ -206,13 +198,11 @@ def given_to(container: str = "main", pod_uid: str = POD, **about: object) -> Al
         pytest.param(entry(1, share=SHARE), given_to("other"), NOT_LIMITED, id="another's"),
     ],
 )
-def test_the_checkpoint_is_asked_before_the_environment(
-    user: Entry, allocation: Allocation, reason: MissingRegion
-) -> None:
+def test_the_checkpoint_is_asked_before_the_environment(user, allocation, reason):
     assert result(seen(user, allocations=(allocation,)))[1][0] == reason
 
 
-def test_containers_that_have_no_directory_are_known_by_the_checkpoint() -> None:
+def test_containers_that_have_no_directory_are_known_by_the_checkpoint():
     """Of pods that run: entries of others stay in it."""
     allocations = (
         given_to(is_replica=True),
@@ -231,7 +221,7 @@ def test_containers_that_have_no_directory_are_known_by_the_checkpoint() -> None
     ]
 
 
-def test_the_checkpoint_holds_without_a_driver() -> None:
+def test_the_checkpoint_holds_without_a_driver():
     blind = seen(entry(1), sample=None, allocations=(given_to(),))
     assert result(blind)[1] == [WHOLE_GPU]
     assert result(attrs.evolve(blind, allocations=(given_to(share=SHARE),)))[1] == [NO_FILE]

@@ -1,6 +1,5 @@
 """Annotations of pods as rules of a plan."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,6 @@ def plan_of(*items: dict[str, Any], maximum_percent: int | None = None) -> Sourc
 
 
 def rules_of(found: SourceReading) -> tuple[Rule, ...]:
-    assert found.plan is not None
     return found.plan.rules
 
 
@@ -53,7 +51,7 @@ def rules(found: SourceReading) -> list[tuple[str | None, str | None, Limits]]:
     return [(rule.select.container, rule.select.device, rule.set) for rule in rules_of(found)]
 
 
-def test_what_says_more_exactly_what_it_means_overrides_what_does_not() -> None:
+def test_what_says_more_exactly_what_it_means_overrides_what_does_not():
     found = plan_of(
         pod(
             {
@@ -104,7 +102,7 @@ BAD = [
 ]
 
 
-def test_a_bad_annotation_concerns_its_pod_only() -> None:
+def test_a_bad_annotation_concerns_its_pod_only():
     for key, text, said in BAD:
         bad = pod({key: text, "sm-limit.1": "5"}, "train", "side")
         good = pod({"sm-limit": "7"}, uid="8" * 32, name="good")
@@ -116,7 +114,7 @@ def test_a_bad_annotation_concerns_its_pod_only() -> None:
         assert [rule.select.pod_uid for rule in rules_of(found)] == ["8" * 32]
 
 
-def test_what_is_wrong_with_a_pod_is_reported_in_bounded_length() -> None:
+def test_what_is_wrong_with_a_pod_is_reported_in_bounded_length():
     (message,) = plan_of(pod({"sm-limit": "0", "priority": "x"})).problems.values()
     assert message.count("hamiregion.io/") == 2
     (message,) = plan_of(pod({f"x{number}": "" for number in range(1000)})).problems.values()
@@ -143,12 +141,12 @@ def test_what_is_wrong_with_a_pod_is_reported_in_bounded_length() -> None:
         },
     ],
 )
-def test_what_is_no_pod_or_asks_for_nothing_is_passed_over(item: Any) -> None:
+def test_what_is_no_pod_or_asks_for_nothing_is_passed_over(item):
     found = _node_pod(item)
     assert found is None or rules_of(plan_of_pods([found])) == ()
 
 
-def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:
+def test_what_an_annotation_holds_cannot_steer_a_terminal():
     found = plan_of(
         pod(
             {"\x1b[2J": "1", "memory-limit": "\x1b[2J" * 100, "\x1b.sm-limit": "\u202e"}, "\x1b[31m"
@@ -161,7 +159,7 @@ def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
+def scene(tmp_path) -> PlanScene:
     return PlanScene(tmp_path)
 
 
@@ -185,7 +183,7 @@ UNLIMITED = {"memory_limit": "unlimited", "sm_limit": "unlimited"}
 
 
 @pytest.mark.parametrize("percent", [100, None])
-def test_an_annotation_may_always_ask_for_less(scene: PlanScene, percent: int | None) -> None:
+def test_an_annotation_may_always_ask_for_less(scene, percent):
     scene.container(pod_uid=UID)
     found = asked(scene, percent, **LOWER)
     assert found.unapplied == ()
@@ -200,9 +198,7 @@ def test_an_annotation_may_always_ask_for_less(scene: PlanScene, percent: int | 
 
 
 @pytest.mark.parametrize("annotations", [HIGHER, UNLIMITED], ids=["higher", "unlimited"])
-def test_an_annotation_above_the_maximum_does_not_count_and_is_reported(
-    scene: PlanScene, annotations: dict[str, str]
-) -> None:
+def test_an_annotation_above_the_maximum_does_not_count_and_is_reported(scene, annotations):
     scene.container(pod_uid=UID)
     found = asked(scene, 100, **annotations)
     # Where there was no limit there is no maximum.
@@ -217,9 +213,7 @@ def test_an_annotation_above_the_maximum_does_not_count_and_is_reported(
     assert len(allowed) == (5 if annotations is HIGHER else 3)
 
 
-def test_the_maximum_is_of_what_the_plan_says_and_keeps_no_plan_from_counting(
-    scene: PlanScene,
-) -> None:
+def test_the_maximum_is_of_what_the_plan_says_and_keeps_no_plan_from_counting(scene):
     scene.container(pod_uid=UID)
     rule = "{select: {device: 0}, set: {memory_limit: 3GiB}}"
     found = asked(scene, 100, rule, memory_limit="5GiB")
@@ -250,9 +244,7 @@ def apply_annotation(scene: PlanScene, text: str) -> None:
         watcher.stop()
 
 
-def test_what_a_pod_lowered_it_may_raise_again_up_to_what_was_there_first(
-    scene: PlanScene,
-) -> None:
+def test_what_a_pod_lowered_it_may_raise_again_up_to_what_was_there_first(scene):
     """The state directory keeps the limit first seen, over restarts of the agent."""
     region = scene.container(pod_uid=UID)
 
@@ -282,9 +274,7 @@ LOWERED = {"memory_limits": ("2GiB", "1GiB"), "sm_limits": (20, 20)}
 
 
 @pytest.mark.parametrize("now", [RAISED, LOWERED], ids=["raised", "lowered"])
-def test_the_maximum_is_of_what_kubelet_noted_whatever_the_limit_first_seen(
-    scene: PlanScene, now: dict[str, Any]
-) -> None:
+def test_the_maximum_is_of_what_kubelet_noted_whatever_the_limit_first_seen(scene, now):
     scene.allocations.write_text(checkpoint(given()))
     scene.container(pod_uid=UID, **now)
     found = asked(scene, 100, memory_limit="8GiB", sm_limit="50")
@@ -306,9 +296,7 @@ def test_the_maximum_is_of_what_kubelet_noted_whatever_the_limit_first_seen(
     }
 
 
-def test_what_an_administrator_added_is_no_maximum_after_an_annotation_either(
-    scene: PlanScene,
-) -> None:
+def test_what_an_administrator_added_is_no_maximum_after_an_annotation_either(scene):
     scene.allocations.write_text(checkpoint(given()))
     region = scene.container(pod_uid=UID, **RAISED)
 
@@ -318,7 +306,7 @@ def test_what_an_administrator_added_is_no_maximum_after_an_annotation_either(
         assert region.get("limit", device=0) == limit * GIB, text
 
 
-def test_a_plan_still_sets_the_maximum_of_what_it_sets(scene: PlanScene) -> None:
+def test_a_plan_still_sets_the_maximum_of_what_it_sets(scene):
     scene.allocations.write_text(checkpoint(given()))
     scene.container(pod_uid=UID, **RAISED)
     rule = "{select: {device: 0}, set: {memory_limit: 3GiB}}"
@@ -337,9 +325,7 @@ def test_a_plan_still_sets_the_maximum_of_what_it_sets(scene: PlanScene) -> None
         pytest.param([given(**dict.fromkeys(GIVEN, "0"))], id="no limits"),
     ],
 )
-def test_without_limits_in_the_checkpoint_the_maximum_is_of_the_limit_first_seen(
-    scene: PlanScene, entries: list[dict[str, Any]]
-) -> None:
+def test_without_limits_in_the_checkpoint_the_maximum_is_of_the_limit_first_seen(scene, entries):
     scene.allocations.write_text(checkpoint(*entries))
     scene.container(pod_uid=UID, **RAISED)
     both = {("memory_limit", 0): 10 * GIB, ("memory_limit", 1): 10 * GIB}
@@ -347,9 +333,7 @@ def test_without_limits_in_the_checkpoint_the_maximum_is_of_the_limit_first_seen
     assert after(asked(scene, 100, memory_limit="13GiB")) == {}
 
 
-def test_of_several_allocations_with_one_region_the_smallest_limit_counts(
-    scene: PlanScene,
-) -> None:
+def test_of_several_allocations_with_one_region_the_smallest_limit_counts(scene):
     small = given(CUDA_DEVICE_MEMORY_LIMIT_0="1024m")
     scene.allocations.write_text(checkpoint(given(), {**small, "ContainerName": "fetch"}))
     scene.container(pod_uid=UID)

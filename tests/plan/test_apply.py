@@ -48,9 +48,7 @@ def undo(scene: PlanScene, node: Node, result: PlanResult) -> PlanResult:
     return apply(scene, node, load_plan(result.undo_path))
 
 
-def test_a_plan_is_applied_in_every_layout_and_undone_byte_for_byte(
-    scene: PlanScene, node: Node
-) -> None:
+def test_a_plan_is_applied_in_every_layout_and_undone_byte_for_byte(scene, node):
     regions = [scene.container(layout=layout) for layout in Layout]
     before = [region.content() for region in regions]
     result = apply(scene, node, plan(SIX))
@@ -89,14 +87,8 @@ PERCENTS = st.one_of(st.none(), st.integers(1, 99))
     percent=PERCENTS,
 )
 def test_whatever_stood_there_is_restored(
-    tmp_path_factory: pytest.TempPathFactory,
-    memory: list[int | None],
-    sm: list[int | None],
-    has_reported: bool,
-    device: int | None,
-    limit: int | None,
-    percent: int | None,
-) -> None:
+    tmp_path_factory, memory, sm, has_reported, device, limit, percent
+):
     scene = PlanScene(tmp_path_factory.mktemp("node"))
     spec = {} if has_reported else {"uuids": ()}
     region = scene.container(memory_limits=memory, sm_limits=sm, **spec)
@@ -113,7 +105,7 @@ def test_whatever_stood_there_is_restored(
     assert region.limits() == before
 
 
-def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: Node) -> None:
+def test_the_undo_plan_names_one_container_of_one_pod(scene, node):
     """Also where a name looks like a pattern, or is no Unicode."""
     odd, other = scene.container("a[bc]*"), scene.container("ab", pod_uid="u")
     node.refresh(processes=False)
@@ -133,9 +125,7 @@ def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: No
     assert raw.limits()["priority"] == 1
 
 
-def test_a_claims_undo_rule_does_not_reach_a_container_of_that_name(
-    scene: PlanScene, tmp_path: Path
-) -> None:
+def test_a_claims_undo_rule_does_not_reach_a_container_of_that_name(scene, tmp_path):
     uid = "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b"
     (tmp_path / "claims" / uid).mkdir(parents=True)
     create_region(tmp_path / "claims" / uid / "a.cache", memory_limits=["4GiB"])
@@ -150,9 +140,7 @@ def test_a_claims_undo_rule_does_not_reach_a_container_of_that_name(
 
 
 @pytest.mark.parametrize("limit", [2**64 - 1, 2**63, 2**64 - 2**40])
-def test_what_only_a_damaged_region_holds_is_changed_as_well(
-    scene: PlanScene, node: Node, limit: int
-) -> None:
+def test_what_only_a_damaged_region_holds_is_changed_as_well(scene, node, limit):
     """A container cannot escape a plan by a limit that nobody could set, nor spoil its undo."""
     region = scene.container()
     region.put("limit", limit)
@@ -171,9 +159,7 @@ def test_what_only_a_damaged_region_holds_is_changed_as_well(
     assert region.limits()["memory"][0] == limit
 
 
-def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
-    scene: PlanScene, node: Node
-) -> None:
+def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(scene, node):
     region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
     node.refresh(processes=False)
     result = apply(scene, node, plan(SIX))
@@ -196,8 +182,8 @@ def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
 
 
 def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
-    scene: PlanScene, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scene, node, tmp_path, monkeypatch
+):
     region = scene.container()
     before = region.content()
     node.refresh(processes=False)
@@ -221,9 +207,7 @@ def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
     assert len(seen[0].rules) == 5
 
 
-def test_the_undo_plan_leaves_what_somebody_else_has_set_since(
-    scene: PlanScene, node: Node
-) -> None:
+def test_the_undo_plan_leaves_what_somebody_else_has_set_since(scene, node):
     ours, theirs = scene.container(), scene.container("theirs")
     before = theirs.limits()
     result = apply(
@@ -243,9 +227,7 @@ def test_the_undo_plan_leaves_what_somebody_else_has_set_since(
     assert theirs.limits() == before
 
 
-def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(
-    scene: PlanScene, node: Node
-) -> None:
+def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(scene, node):
     """By another writer, by more use, by another region; the others are changed."""
     names = ("limit", "sm_limit", "priority", "use", "replaced", "free")
     regions = {name: scene.container(name) for name in names}
@@ -275,7 +257,7 @@ def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(
     assert changed == {"free"}
 
 
-def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, node: Node) -> None:
+def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene, node):
     region = scene.container()
     region.add_process(1, {1: 7 * GIB})
     node.refresh(processes=False)
@@ -291,9 +273,7 @@ def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, 
 # ---- the state directory -----------------------------------------------------------------
 
 
-def test_what_plans_remember_is_for_their_owner_only(
-    scene: PlanScene, node: Node, tmp_path: Path
-) -> None:
+def test_what_plans_remember_is_for_their_owner_only(scene, node, tmp_path):
     region = scene.container()
     result = apply(scene, node, plan(SIX))
     assert stat.S_IMODE(scene.state.stat().st_mode) == 0o700

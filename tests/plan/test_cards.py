@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_nvml.driver import FakeDriver
-from support.agent_tasks import Events
 from support.node_scene import GIB, SceneContainer
 from support.plan_scene import GPUS, PlanScene, plan, plan_scene
 
@@ -17,14 +15,14 @@ scene = pytest.fixture(plan_scene)
 
 
 @pytest.fixture
-def cards(fake_driver: FakeDriver, nvml_sampler: NvmlSampler) -> NvmlSampler:
+def cards(fake_driver, nvml_sampler) -> NvmlSampler:
     """Two GPUs of 24 GiB."""
     fake_driver.play(*(f"device {at} {gpu} {24 * GIB} 0 0 0 A30" for at, gpu in enumerate(GPUS)))
     return nvml_sampler
 
 
 @pytest.fixture
-def pods(scene: PlanScene) -> tuple[SceneContainer, SceneContainer]:
+def pods(scene) -> tuple[SceneContainer, SceneContainer]:
     limits: dict[str, Any] = {"memory_limits": [8 * GIB, 8 * GIB], "uuids": GPUS}
     return scene.container(pod="a", **limits), scene.container(pod="b", **limits)
 
@@ -46,9 +44,7 @@ def refused(diff: PlanDiff) -> dict[str | None, str]:
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_raise_beyond_the_card_is_refused_and_a_forced_one_is_not(
-    scene: PlanScene, cards: NvmlSampler
-) -> None:
+def test_a_raise_beyond_the_card_is_refused_and_a_forced_one_is_not(scene, cards):
     diff = compared(scene, cards, rule("a", "17GiB"))
     assert refused(diff) == {"a": "above_card"}
     assert diff.unapplied[0].device == 0
@@ -64,9 +60,7 @@ def test_a_raise_beyond_the_card_is_refused_and_a_forced_one_is_not(
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_container_that_is_refused_frees_nothing_for_others(
-    scene: PlanScene, cards: NvmlSampler
-) -> None:
+def test_a_container_that_is_refused_frees_nothing_for_others(scene, cards):
     """Its lower limit on the other GPU would make room, and is not set either."""
     rules = (rule("a", "17GiB"), rule("a", "4GiB", 1), rule("b", "20GiB", 1))
     assert refused(compared(scene, cards, *rules)) == {"a": "above_card", "b": "above_card"}
@@ -74,7 +68,7 @@ def test_a_container_that_is_refused_frees_nothing_for_others(
 
 
 @pytest.mark.usefixtures("pods")
-def test_the_driver_is_asked_only_if_a_limit_is_raised(scene: PlanScene) -> None:
+def test_the_driver_is_asked_only_if_a_limit_is_raised(scene):
     def asked() -> Observation:
         raise AssertionError("asked")
 
@@ -94,18 +88,12 @@ class Fixed(PlanSource):
 
 
 @pytest.fixture
-def node(scene: PlanScene) -> Iterator[Node]:
+def node(scene) -> Iterator[Node]:
     with scene.node() as opened:
         yield opened
 
 
-def test_a_plan_that_is_kept_reports_what_it_refuses(
-    scene: PlanScene,
-    pods: tuple[SceneContainer, SceneContainer],
-    node: Node,
-    events: Events,
-    cards: NvmlSampler,
-) -> None:
+def test_a_plan_that_is_kept_reports_what_it_refuses(scene, pods, node, events, cards):
     keeper = PlanReconciler(
         node,
         [Fixed(plan(rule("a", "17GiB"), rule("b", "9GiB", 1)))],

@@ -6,7 +6,7 @@ import attrs
 import pytest
 from support.golden_regions import NAMES, unpack
 from support.node_scene import GIB
-from support.plan_scene import PlanScene, plan, plan_scene
+from support.plan_scene import plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
@@ -24,7 +24,7 @@ scene = pytest.fixture(plan_scene)
 
 
 @pytest.fixture
-def compare(scene: PlanScene) -> Iterator[Compare]:
+def compare(scene) -> Iterator[Compare]:
     """Compares the scene as it is with rules."""
     nodes: list[Node] = []
 
@@ -48,9 +48,7 @@ def chosen(diff: PlanDiff) -> set[str]:
 # ---- what is changed ------------------------------------------------------------------
 
 
-def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(scene, compare):
     scene.container()
     diff = compare("{select: {}, set: {priority: 0, sm_limit: 50, memory_limit: 6GiB}}")
     (found,) = diff.changes
@@ -70,9 +68,7 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
     assert on_plan.changes == ()
 
 
-def test_the_last_rule_that_sets_a_value_counts_also_among_rules_for_one_pod_each(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_the_last_rule_that_sets_a_value_counts_also_among_rules_for_one_pod_each(scene, compare):
     regions = [scene.container(pod=f"bert-{number}") for number in range(3)]
     exact = [
         f"{{select: {{pod_uid: {region.pod_uid}}}, set: {{memory_limit: {number}GiB}}}}"
@@ -94,9 +90,7 @@ def test_the_last_rule_that_sets_a_value_counts_also_among_rules_for_one_pod_eac
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "many" not in name])
-def test_real_regions_of_every_generation_are_compared(
-    scene: PlanScene, compare: Compare, name: str
-) -> None:
+def test_real_regions_of_every_generation_are_compared(scene, compare, name):
     """Values and effects are those of the golden file and of its layout."""
     directory = scene.root / f"{UID}_train"
     directory.mkdir()
@@ -117,9 +111,7 @@ def test_real_regions_of_every_generation_are_compared(
     ]
 
 
-def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(scene, compare):
     region = scene.container(memory_limits=(12345, "4GiB"))
     half = "{select: {}, set: {memory_limit: 50%}}"
     (found,) = compare(half).containers
@@ -131,9 +123,7 @@ def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(
     assert [edit[1] for edit in edits(found)] == [0]
 
 
-def test_a_percentage_is_not_of_a_rule_whose_condition_does_not_hold(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_percentage_is_not_of_a_rule_whose_condition_does_not_hold(scene, compare):
     scene.container(memory_limits=("10GiB", "8GiB"))
     (found,) = compare(
         "{select: {}, set: {memory_limit: 4GiB}, only_if: {memory_limit: 8GiB}}",
@@ -142,7 +132,7 @@ def test_a_percentage_is_not_of_a_rule_whose_condition_does_not_hold(
     assert [edit[2:] for edit in edits(found)] == [(10 * GIB, 5 * GIB), (8 * GIB, 2 * GIB)]
 
 
-def test_a_rule_counts_only_if_its_condition_holds(scene: PlanScene, compare: Compare) -> None:
+def test_a_rule_counts_only_if_its_condition_holds(scene, compare):
     scene.container()
     diff = compare(
         "{select: {device: 0}, set: {memory_limit: 16GiB}, only_if: {memory_limit: 8GiB}}",
@@ -155,9 +145,7 @@ def test_a_rule_counts_only_if_its_condition_holds(scene: PlanScene, compare: Co
     assert skip.message == "memory limit of device 1 is 4 GiB by now, not 6 GiB"
 
 
-def test_a_rule_is_settled_if_nothing_is_left_to_be_done_by_it(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_rule_is_settled_if_nothing_is_left_to_be_done_by_it(scene, compare):
     scene.container()
     (found,) = compare(
         "{select: {}, set: {sm_limit: 20}}",  # overruled on one device
@@ -171,9 +159,7 @@ def test_a_rule_is_settled_if_nothing_is_left_to_be_done_by_it(
 # ---- devices --------------------------------------------------------------------------
 
 
-def test_a_container_that_has_reported_nothing_has_all_devices_that_it_may_have(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_container_that_has_reported_nothing_has_all_devices_that_it_may_have(scene, compare):
     scene.container("full", memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
     scene.container("empty", memory_limits=(), sm_limits=(), uuids=())
     scene.container("two", memory_limits=("4GiB", "4GiB"), uuids=())
@@ -193,7 +179,7 @@ def test_a_container_that_has_reported_nothing_has_all_devices_that_it_may_have(
     } == {"it has not reported its devices yet, so no uuid chooses one of them"}
 
 
-def test_a_device_that_does_not_exist_is_skipped(scene: PlanScene, compare: Compare) -> None:
+def test_a_device_that_does_not_exist_is_skipped(scene, compare):
     scene.container()
     diff = compare(
         "{select: {device: 2}, set: {sm_limit: 1}}",
@@ -208,9 +194,7 @@ def test_a_device_that_does_not_exist_is_skipped(scene: PlanScene, compare: Comp
 # ---- what is left alone, and why ------------------------------------------------------
 
 
-def test_a_container_without_a_region_is_skipped_with_its_reason(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_container_without_a_region_is_skipped_with_its_reason(scene, compare):
     """And no message can steer a terminal."""
     for name in ("empty", "foreign"):
         (scene.root / f"{UID}_{name}").mkdir()
@@ -231,9 +215,7 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
     }
 
 
-def test_a_rule_that_asks_for_names_skips_a_pod_that_nobody_can_name(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_rule_that_asks_for_names_skips_a_pod_that_nobody_can_name(scene, compare):
     scene.container("train", pod=None)
     scene.container("serve")
     diff = compare(
@@ -246,9 +228,7 @@ def test_a_rule_that_asks_for_names_skips_a_pod_that_nobody_can_name(
     assert chosen(diff) == {"serve"}
 
 
-def test_what_runs_there_refuses_for_the_whole_container_unless_forced(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_what_runs_there_refuses_for_the_whole_container_unless_forced(scene, compare):
     scene.container("used").add_process(1, {1: 3 * GIB})
     old = scene.container("old", layout=Layout.UNVERSIONED, sm_limits=())
     old.add_process(1, {0: GIB})
@@ -270,9 +250,7 @@ def test_what_runs_there_refuses_for_the_whole_container_unless_forced(
     assert (forced.changes, forced.unapplied) == (forced.containers, ())
 
 
-def test_a_percentage_of_no_limit_refuses_the_whole_container(
-    scene: PlanScene, compare: Compare
-) -> None:
+def test_a_percentage_of_no_limit_refuses_the_whole_container(scene, compare):
     scene.container(memory_limits=("4GiB",))
     for limits in ("{memory_limit: 50%, sm_limit: 5}", "{memory_limit: 50%}"):
         for force in (False, True):
@@ -283,7 +261,7 @@ def test_a_percentage_of_no_limit_refuses_the_whole_container(
             assert diff.changes == ()
 
 
-def test_a_region_that_cannot_be_read_just_now_is_skipped(scene: PlanScene) -> None:
+def test_a_region_that_cannot_be_read_just_now_is_skipped(scene):
     region = scene.container()
     with scene.node() as node:
         region.resize(100)
@@ -292,7 +270,7 @@ def test_a_region_that_cannot_be_read_just_now_is_skipped(scene: PlanScene) -> N
     assert "truncated" in skip.message
 
 
-def test_pods_that_are_held_are_left_alone_without_a_word(scene: PlanScene) -> None:
+def test_pods_that_are_held_are_left_alone_without_a_word(scene):
     region = scene.container("held")
     scene.container("free")
     with scene.node() as node:
@@ -301,9 +279,7 @@ def test_pods_that_are_held_are_left_alone_without_a_word(scene: PlanScene) -> N
     assert (chosen(diff), diff.unapplied) == ({"free"}, ())
 
 
-def test_containers_outside_the_roots_are_left_alone(
-    scene: PlanScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_containers_outside_the_roots_are_left_alone(scene, monkeypatch):
     """Such a container has a region and no directory whose name says which one it is."""
     scene.container("inside")
     with scene.node() as node:

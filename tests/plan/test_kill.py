@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -29,7 +28,7 @@ Victim = Callable[[Callable[[], Any]], int]
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
+def scene(tmp_path) -> PlanScene:
     return PlanScene(tmp_path)
 
 
@@ -146,8 +145,8 @@ def both(scene: PlanScene, regions: list[SceneContainer]) -> tuple[Any, Any]:
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("how", ["again", "undo"])
 def test_killed_at_any_point_applying_again_or_the_undo_plan_completes_every_container(
-    scene: PlanScene, victim: Victim, point: str, how: str
-) -> None:
+    scene, victim, point, how
+):
     regions = [scene.container("a", layout=Layout.V1_1), scene.container("b")]
     old, new = both(scene, regions)
 
@@ -169,8 +168,8 @@ def test_killed_at_any_point_applying_again_or_the_undo_plan_completes_every_con
 
 @pytest.mark.parametrize("stores", [0, 1, 2])
 def test_a_watcher_killed_beside_an_edit_goes_on_and_gives_back_what_was_there_before(
-    scene: PlanScene, victim: Victim, stores: int
-) -> None:
+    scene, victim, stores
+):
     """The edit is written down as one to give back, and may have been made or not."""
     region = scene.container()
 
@@ -200,8 +199,8 @@ def test_a_watcher_killed_beside_an_edit_goes_on_and_gives_back_what_was_there_b
 
 @pytest.mark.parametrize("call", ["fdopen", "fsync", "link"])
 def test_a_killed_write_leaves_no_part_of_an_undo_plan_under_its_name(
-    tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+    tmp_path, victim, monkeypatch, call
+):
     target = tmp_path / "undo.yaml"
     with monkeypatch.context() as patch:
         patch.setattr(os, call, die)

@@ -1,13 +1,13 @@
 """Access to the API server, by a pod's account and by kubeconfig files."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,10 +17,6 @@ from support.wait import PATIENCE_S
 
 from libhamiregion.plan import KubernetesError, kubernetes
 from libhamiregion.plan.kubernetes import KubernetesApi
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 pytest.importorskip("urllib3", reason="needs the extra kubernetes")
 
@@ -46,7 +42,7 @@ def listed(kubeconfig: str | None) -> int:
 
 
 @needs_openssl
-def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path: Path) -> None:
+def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path):
     authority = Authority.in_directory(tmp_path / "authority")
     certificate, key = authority.issue("client")
     words = "# Zertifizierungsstelle f\u00fcr Pr\u00fcfungen\n".encode()
@@ -54,7 +50,6 @@ def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path: Path)
     data = base64.b64encode(certificate.read_bytes()).decode()
     user = {"token": TOKEN, "client-certificate-data": data, "client-key": str(key)}
     with FakeApi(authority.issue("api", "IP:127.0.0.1")) as api:
-        assert api.context is not None
         api.context.verify_mode = ssl.CERT_REQUIRED
         api.context.load_verify_locations(authority.certificate)
         trusted = {"server": api.url, "certificate-authority": "ca"}
@@ -65,7 +60,7 @@ def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path: Path)
             listed(config(tmp_path / "c", user, server=api.url))
 
 
-def test_a_token_in_a_file_is_read_for_each_request(tmp_path: Path) -> None:
+def test_a_token_in_a_file_is_read_for_each_request(tmp_path):
     with FakeApi() as api:
         path = config(tmp_path / "c", {"tokenFile": "token"}, server=api.url)
         (tmp_path / "token").write_text("old")
@@ -76,7 +71,7 @@ def test_a_token_in_a_file_is_read_for_each_request(tmp_path: Path) -> None:
         assert listed(path) == 0
 
 
-def test_a_kubeconfig_may_be_a_pipe(tmp_path: Path) -> None:
+def test_a_kubeconfig_may_be_a_pipe(tmp_path):
     """As ``kubectl --kubeconfig <(...)`` takes it."""
     with FakeApi() as api:
         content = api.kubeconfig(tmp_path).read_bytes()
@@ -99,9 +94,7 @@ def test_a_kubeconfig_may_be_a_pipe(tmp_path: Path) -> None:
         ({"tokenFile": 7}, {}),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_named(
-    tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any]
-) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path, user, cluster):
     (tmp_path / "empty").touch()
     with pytest.raises(KubernetesError, match=str(tmp_path / "c")):
         listed(config(tmp_path / "c", user, **cluster))
@@ -110,14 +103,14 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
 @pytest.mark.parametrize(
     "content", ["", "[", "7", "current-context: x", "{current-context: a, contexts: 7}"]
 )
-def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path, content):
     (tmp_path / "c").write_text(content)
     with pytest.raises(KubernetesError, match=str(tmp_path / "c")):
         listed(str(tmp_path / "c"))
 
 
 @needs_openssl
-def test_a_pod_uses_its_own_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_uses_its_own_account(tmp_path, monkeypatch):
     authority = Authority.in_directory(tmp_path)
     monkeypatch.setattr(kubernetes, "_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")

@@ -23,7 +23,7 @@ Watch = Callable[..., NodePods]
 
 
 @pytest.fixture
-def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
+def watch(api, tmp_path) -> Iterator[Watch]:
     """Makes watches of node-1's pods, and closes them."""
     made: list[NodePods] = []
 
@@ -52,7 +52,7 @@ def started(pods: NodePods, api: FakeApi) -> NodePods:
 # ---- the list ----
 
 
-def test_the_pods_of_a_node_are_listed_at_any_version(api: FakeApi, watch: Watch) -> None:
+def test_the_pods_of_a_node_are_listed_at_any_version(api, watch):
     """A server answers such a list from its cache."""
     for number in range(5):
         api.put(f"bert-{number}", UID % number, SIX)
@@ -65,7 +65,7 @@ def test_the_pods_of_a_node_are_listed_at_any_version(api: FakeApi, watch: Watch
     assert api.watches == []
 
 
-def test_of_a_pod_our_annotations_are_kept_within_bounds(api: FakeApi, watch: Watch) -> None:
+def test_of_a_pod_our_annotations_are_kept_within_bounds(api, watch):
     many = {f"hamiregion.io/x{number}": "y" * 1000 for number in range(900)}
     api.put("large", UID % 1, {**many, "other.io/x": "z"})
     pods = watch()
@@ -76,7 +76,7 @@ def test_of_a_pod_our_annotations_are_kept_within_bounds(api: FakeApi, watch: Wa
     assert all(key.startswith("x") for key in kept.annotations)
 
 
-def test_a_list_that_ends_in_the_middle_is_asked_for_again(api: FakeApi, watch: Watch) -> None:
+def test_a_list_that_ends_in_the_middle_is_asked_for_again(api, watch):
     for number in range(9):
         api.put(f"bert-{number}", UID % number, SIX)
     api.half_answers = 2
@@ -93,9 +93,7 @@ def test_a_list_that_ends_in_the_middle_is_asked_for_again(api: FakeApi, watch: 
 # ---- the watch ----
 
 
-def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(
-    api: FakeApi, watch: Watch
-) -> None:
+def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(api, watch):
     """What happened while nobody watched comes with the next watch."""
     api.put("bert-0", UID % 0, SIX)
     pods = watch(watch_s=1)
@@ -113,7 +111,7 @@ def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(
     assert len(api.lists) == 1
 
 
-def test_a_watch_that_is_breaking_is_closed_without_an_error(api: FakeApi, watch: Watch) -> None:
+def test_a_watch_that_is_breaking_is_closed_without_an_error(api, watch):
     for _ in range(20):
         pods = started(watch(), api)
         api.drop_watches()
@@ -121,9 +119,7 @@ def test_a_watch_that_is_breaking_is_closed_without_an_error(api: FakeApi, watch
         eventually(lambda: not api.open_watches)
 
 
-def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(
-    api: FakeApi, watch: Watch
-) -> None:
+def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(api, watch):
     """So that a node on which nothing happens asks for no version that is forgotten."""
     pods = started(watch(), api)
     for _ in range(3):
@@ -139,9 +135,7 @@ def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(
 
 
 @pytest.mark.parametrize("as_event", [True, False])
-def test_a_version_that_is_forgotten_is_followed_by_one_list_at_once(
-    api: FakeApi, watch: Watch, as_event: bool
-) -> None:
+def test_a_version_that_is_forgotten_is_followed_by_one_list_at_once(api, watch, as_event):
     api.gone_as_event = as_event
     api.put("bert-0", UID % 0, SIX)
     pods = started(watch(first_pause_s=0.01), api)
@@ -158,9 +152,7 @@ def test_a_version_that_is_forgotten_is_followed_by_one_list_at_once(
     assert len(api.lists) == 2
 
 
-def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(api, watch, monkeypatch):
     pods = watch()
     take = pods._take
     failures = [ZeroDivisionError("by nobody")]
@@ -180,9 +172,7 @@ def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(
 
 
 @pytest.mark.parametrize("wrong", [b"no JSON\n", b"[]\n", b"7\n", b'{"type": "ADDED"}\n'])
-def test_what_is_no_event_is_an_error_and_the_watch_goes_on(
-    api: FakeApi, watch: Watch, wrong: bytes
-) -> None:
+def test_what_is_no_event_is_an_error_and_the_watch_goes_on(api, watch, wrong):
     pods = watch(first_pause_s=0.2)
     api.raw_events.append(wrong)
     pods.start()
@@ -192,9 +182,7 @@ def test_what_is_no_event_is_an_error_and_the_watch_goes_on(
 
 
 @pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
-def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
-    api: FakeApi, watch: Watch, wrong: Any
-) -> None:
+def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(api, watch, wrong):
     pods = started(watch(), api)
     with api.changed:
         for place in ("metadata", "spec", "status"):
@@ -211,25 +199,19 @@ def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
 # ---- a server that comes and goes ----
 
 
-def test_an_outage_of_any_length_adds_nothing_to_the_return(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_of_any_length_adds_nothing_to_the_return(api, watch, monkeypatch):
     pauses = pauses_until_started(api, watch(first_pause_s=0.5), [503] * 20, monkeypatch)
     assert len(pauses) == 20
     assert 1.0 <= max(pauses) <= 2.0
 
 
-def test_a_server_that_goes_on_refusing_is_asked_less_and_less_often(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_goes_on_refusing_is_asked_less_and_less_often(api, watch, monkeypatch):
     pauses = pauses_until_started(api, watch(first_pause_s=0.5), [403] * 15, monkeypatch)
     assert max(pauses[:10]) <= 2.0
     assert 15.0 <= max(pauses[10:]) <= 30.0
 
 
-def test_a_server_that_wants_to_be_left_alone_is(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_wants_to_be_left_alone_is(api, watch, monkeypatch):
     refusals = [(429, 7), (429, 100_000), 429]
     pauses = pauses_until_started(api, watch(first_pause_s=0.01), refusals, monkeypatch)
     assert 7.0 <= pauses[0] <= 7.0 * 1.5
@@ -261,9 +243,7 @@ def noted_pauses(pods: NodePods, monkeypatch: pytest.MonkeyPatch) -> list[float]
     return pauses
 
 
-def test_a_server_that_fails_or_comes_later_is_asked_again_and_what_was_known_stays(
-    api: FakeApi, watch: Watch
-) -> None:
+def test_a_server_that_fails_or_comes_later_is_asked_again_and_what_was_known_stays(api, watch):
     api.put("bert-0", UID % 0, SIX)
     with api.changed:
         api.refusals += [503] * 3
@@ -281,7 +261,7 @@ def test_a_server_that_fails_or_comes_later_is_asked_again_and_what_was_known_st
 
 
 @needs_openssl
-def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> None:
+def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path):
     authority = Authority.in_directory(tmp_path / "certificates")
     with FakeApi(authority.issue("api", "IP:127.0.0.1")) as api:
         api.put("bert-0", UID % 0, SIX)
@@ -299,7 +279,7 @@ def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
+def test_a_server_that_has_gone_without_a_word_is_noticed(api, watch):
     api.silent = True
     pods = watch(watch_s=1.0)
     pods.start()
@@ -307,9 +287,7 @@ def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: W
     eventually(lambda: len(api.watches) == 2)
 
 
-def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(
-    api: FakeApi, watch: Watch
-) -> None:
+def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(api, watch):
     """The kernel asks whether it is still there: the timer that runs on the connection says so."""
 
     def asks_every_10_s() -> bool:
@@ -326,7 +304,7 @@ def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(
     eventually(asks_every_10_s)
 
 
-def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api: FakeApi, watch: Watch) -> None:
+def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api, watch):
     pods = started(watch(), api)
     pods.close()
     pods.close()
@@ -340,9 +318,7 @@ def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api: FakeApi, watc
     assert not {pods._thread, paused._thread} & set(threading.enumerate())
 
 
-def test_a_watch_that_begins_as_it_is_closed_ends_at_once(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_that_begins_as_it_is_closed_ends_at_once(watch, monkeypatch):
     pods = watch()
     get = pods._api.get
 

@@ -14,15 +14,7 @@ from support.node_scene import GIB
 from support.plan_scene import HEAD, plan, plan_yaml
 
 from libhamiregion.node import Selector
-from libhamiregion.plan import (
-    LimitPlan,
-    Limits,
-    PlanError,
-    Rule,
-    load_plan,
-    parse_plan,
-    plan_text,
-)
+from libhamiregion.plan import LimitPlan, Limits, PlanError, Rule, load_plan, parse_plan, plan_text
 from libhamiregion.plan.plan_file import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +30,7 @@ def problems(text: str | bytes) -> list[str]:
 # ---- what a plan says -----------------------------------------------------------------
 
 
-def test_a_plan_says_what_its_rules_select_and_set(tmp_path: Path) -> None:
+def test_a_plan_says_what_its_rules_select_and_set(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text(
         "apiVersion: hamiregion.io/v1\n"
@@ -67,7 +59,7 @@ def test_a_plan_says_what_its_rules_select_and_set(tmp_path: Path) -> None:
     assert parse_plan(HEAD + "  []") == LimitPlan()
 
 
-def test_the_values_of_a_plan_are_those_of_the_library() -> None:
+def test_the_values_of_a_plan_are_those_of_the_library():
     """In YAML, in JSON and in Python: bytes, sizes, percentages, unlimited and null."""
     for field, text, value in (
         ("memory_limit", "6GiB", 6 * GIB),
@@ -96,7 +88,7 @@ def test_the_values_of_a_plan_are_those_of_the_library() -> None:
         assert rule.set == Limits(**given)
 
 
-def test_what_is_no_value_is_refused_in_python_too() -> None:
+def test_what_is_no_value_is_refused_in_python_too():
     bad: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"memory_limit": "6GB"}, ValueError),
         ({"memory_limit": 0}, ValueError),
@@ -114,7 +106,7 @@ def test_what_is_no_value_is_refused_in_python_too() -> None:
         Rule(Selector(device="0"), Limits(priority=0))
 
 
-def test_a_rule_can_be_for_what_stands_there_only() -> None:
+def test_a_rule_can_be_for_what_stands_there_only():
     text = "{select: {}, set: {sm_limit: 50}, only_if: {memory_limit: 6GiB, sm_limit: unlimited}}"
     written = plan_text(plan(text))
     assert "only_if" in written
@@ -125,7 +117,7 @@ def test_a_rule_can_be_for_what_stands_there_only() -> None:
         plan("{select: {}, set: {sm_limit: 50}, only_if: {memory_limit: 80%}}")
 
 
-def test_a_rule_can_be_for_one_file_only() -> None:
+def test_a_rule_can_be_for_one_file_only():
     (rule,) = plan("{select: {}, set: {sm_limit: 50}, file: '64769:1234'}").rules
     assert rule.file_id == (64769, 1234)
     for text in ("1234", "64769:", "-1:2", "64769:1234:5"):
@@ -133,14 +125,14 @@ def test_a_rule_can_be_for_one_file_only() -> None:
             plan(f"{{select: {{}}, set: {{sm_limit: 50}}, file: '{text}'}}")
 
 
-def test_a_name_is_the_text_that_stands_there() -> None:
+def test_a_name_is_the_text_that_stands_there():
     """YAML 1.1 would make booleans and numbers of these."""
     for text in ("no", "12", "1:30", "010", "2026-01-01", "0x10", "1e3"):
         (rule,) = plan(f"{{select: {{namespace: {text}}}, set: {{sm_limit: 1}}}}").rules
         assert rule.select.namespace == text
 
 
-def test_a_plain_number_is_no_memory_limit_but_in_undo_plans_of_before() -> None:
+def test_a_plain_number_is_no_memory_limit_but_in_undo_plans_of_before():
     rule = "{select: {}, set: {memory_limit: 8000}, only_if: {memory_limit: 4509715661}}"
     for each in (rule, "{select: {}, set: {sm_limit: 5}, only_if: {memory_limit: 8000}}"):
         with pytest.raises(PlanError, match=r"memory_limit: .* give a unit: 6GiB, 6000MiB"):
@@ -152,7 +144,7 @@ def test_a_plain_number_is_no_memory_limit_but_in_undo_plans_of_before() -> None
     assert "memory_limit: 4509715661B" in written
 
 
-def test_a_memory_limit_below_16_mib_needs_force() -> None:
+def test_a_memory_limit_below_16_mib_needs_force():
     tiny = "{select: {}, set: {memory_limit: 6KiB}%s}"
     with pytest.raises(PlanError, match=r"below 16 MiB.*`force: true` in the rule"):
         plan(tiny % "")
@@ -163,7 +155,7 @@ def test_a_memory_limit_below_16_mib_needs_force() -> None:
     assert parse_plan(plan_text(forced)) == forced
 
 
-def test_json_is_read_as_well_even_indented_by_tabs() -> None:
+def test_json_is_read_as_well_even_indented_by_tabs():
     written = plan('{select: {pod: "a*", device: 1}, set: {memory_limit: 1B}, force: true}')
     document = yaml.safe_load(plan_text(written))
     for indent in (None, 2, "\t"):
@@ -194,12 +186,12 @@ DEVICES = st.none() | st.integers(0, 15).map(str) | st.just("GPU-*")
         max_size=4,
     )
 )
-def test_a_plan_that_is_written_is_read_back_as_it_was(rules: list[Rule]) -> None:
+def test_a_plan_that_is_written_is_read_back_as_it_was(rules):
     written = LimitPlan(tuple(rules), "a plan")
     assert parse_plan(plan_text(written)) == written
 
 
-def test_the_examples_and_the_plan_in_the_documentation_are_plans() -> None:
+def test_the_examples_and_the_plan_in_the_documentation_are_plans():
     for path in (ROOT / "examples" / "plans").iterdir():
         assert load_plan(path).name == path.stem
     text = (ROOT / "docs" / "limits-by-plan.md").read_text()
@@ -255,7 +247,7 @@ def place_and_word(said: str, expected: str) -> tuple[str, bool]:
     return said[: len(place)], word in said.removeprefix(place)
 
 
-def test_a_mistake_is_reported_at_its_place() -> None:
+def test_a_mistake_is_reported_at_its_place():
     for text, expected in WRONG:
         said = problems(text)
         place = expected.rpartition(": ")[0]
@@ -265,7 +257,7 @@ def test_a_mistake_is_reported_at_its_place() -> None:
         )
 
 
-def test_a_text_has_1024_characters_at_most() -> None:
+def test_a_text_has_1024_characters_at_most():
     def plan_for(characters: int) -> str:
         return HEAD + f"  - select: {{pod: {'x' * characters}}}\n    set: {{sm_limit: 1}}"
 
@@ -274,21 +266,19 @@ def test_a_text_has_1024_characters_at_most() -> None:
     assert "1024" in said
 
 
-def test_a_mistake_has_the_same_place_without_the_loader_in_c(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mistake_has_the_same_place_without_the_loader_in_c(monkeypatch):
     monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
     test_a_mistake_is_reported_at_its_place()
 
 
-def test_what_is_no_yaml_has_a_place_too() -> None:
+def test_what_is_no_yaml_has_a_place_too():
     texts = ("a: [1\nb: 2", "\ta: 1", '{"a": [1,\t2}', "- a\nb: c", "a: 'b", "a: \x00")
     for text in texts:
         (said,) = problems(text)
         assert re.match(r"p:([0-9]+:[0-9]+:)? neither YAML nor JSON: ", said), said
 
 
-def test_an_error_can_be_asked_for_its_parts_and_be_sent() -> None:
+def test_an_error_can_be_asked_for_its_parts_and_be_sent():
     with pytest.raises(PlanError) as caught:
         parse_plan(RULE + "{sm_limit: 0}", "night.yaml")
     error = pickle.loads(pickle.dumps(caught.value))
@@ -300,7 +290,7 @@ def test_an_error_can_be_asked_for_its_parts_and_be_sent() -> None:
 # ---- texts that mean harm -------------------------------------------------------------
 
 
-def test_aliases_and_deep_nesting_are_refused() -> None:
+def test_aliases_and_deep_nesting_are_refused():
     for text in (
         RULE + "&a {sm_limit: *a}",
         HEAD + "  - &a {select: {}, set: {sm_limit: 1}}\n  - *a",
@@ -312,14 +302,14 @@ def test_aliases_and_deep_nesting_are_refused() -> None:
 
 
 @given(st.binary(max_size=200) | st.text(st.sampled_from("&*!{}[]:-\"' \n\t#?|>%@`ab01<=")))
-def test_any_other_text_is_an_error_of_printable_lines(text: bytes | str) -> None:
+def test_any_other_text_is_an_error_of_printable_lines(text):
     # None of these has all that a plan needs.
     with pytest.raises(PlanError) as caught:
         parse_plan(text)
     assert all(line.isprintable() for line in str(caught.value).split("\n"))
 
 
-def test_what_a_plan_quotes_cannot_steer_a_terminal() -> None:
+def test_what_a_plan_quotes_cannot_steer_a_terminal():
     for text in (
         RULE + '{"\\e[2J": 1}',
         RULE + '{sm_limit: "\\e[2J"}',

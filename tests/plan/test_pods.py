@@ -1,11 +1,9 @@
 """Annotations of the pods of a node, from a server that speaks the real protocol."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kubernetes.server import FakeApi
 from support.node_scene import GIB
 from support.plan_scene import PlanScene
 from support.plan_watching import ObservedReconciler
@@ -13,13 +11,7 @@ from support.wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node import Observer
-from libhamiregion.plan import (
-    Limits,
-    NodePods,
-    PlanFile,
-    PlanReconciler,
-    PodAnnotations,
-)
+from libhamiregion.plan import Limits, NodePods, PlanFile, PlanReconciler, PodAnnotations
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -30,7 +22,7 @@ Watch = Callable[..., PodAnnotations]
 
 
 @pytest.fixture
-def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
+def watch(api, tmp_path) -> Iterator[Watch]:
     """Makes watches of node-1's pods by the client and a kubeconfig file, and closes them."""
     made: list[PodAnnotations] = []
 
@@ -58,7 +50,7 @@ def names(pods: PodAnnotations) -> set[str] | None:
     return None if found is None else set(found)
 
 
-def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
+def test_changes_arrive_as_they_happen(api, watch):
     api.put("bert-0", UID % 0, SIX)
     pods = watch()
     pods.pods.start()
@@ -76,9 +68,7 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     assert asked["resourceVersion"] == "101"
 
 
-def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
-    api: FakeApi, watch: Watch, tmp_path: Path
-) -> None:
+def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(api, watch, tmp_path):
     scene = PlanScene(tmp_path)
     region = scene.container(pod_uid=UID % 1)
     pods = watch()
@@ -100,7 +90,7 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
 # ---- as the source of a plan --------------------------------------------------------------
 
 
-def test_limits_follow_the_annotations_of_pods(api: FakeApi, watch: Watch, tmp_path: Path) -> None:
+def test_limits_follow_the_annotations_of_pods(api, watch, tmp_path):
     """Set, changed, wrong, right again, removed: and the plan of a file beneath them."""
     (tmp_path / "node").mkdir()
     scene = PlanScene(tmp_path / "node")

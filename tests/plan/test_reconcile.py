@@ -4,10 +4,9 @@ import errno
 from typing import Any
 
 import pytest
-from support.agent_tasks import Events
 from support.node_scene import GIB, SceneContainer
-from support.plan_scene import GPUS, PlanScene, plan_nodes, plan_scene
-from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
+from support.plan_scene import GPUS, plan_nodes, plan_scene
+from support.plan_watching import FIVE, SIX, memory, set_plan, watches
 
 from libhamiregion import create_region
 from libhamiregion.node import Node
@@ -30,8 +29,8 @@ watch = pytest.fixture(watches)
 
 
 def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+    scene, watch, events
+):
     region = scene.container()
     set_plan(scene, SIX)
     watcher = watch()
@@ -53,9 +52,7 @@ def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
     assert (counters["plan_passes"], counters["plan_edits"]) == (2, 2)
 
 
-def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(scene, watch, events):
     region = scene.container()
     set_plan(scene, SIX)
     watcher = watch()
@@ -70,9 +67,7 @@ def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(
     assert watcher.counters()["plan_drifts"] == 20
 
 
-def test_containers_come_restart_and_go(
-    scene: PlanScene, watch: Watch, events: Events, node: Node
-) -> None:
+def test_containers_come_restart_and_go(scene, watch, events, node):
     set_plan(scene, SIX)
     watcher = watch()
     watcher.run()
@@ -99,9 +94,7 @@ def test_containers_come_restart_and_go(
     assert load_plan(scene.state / "undo-watch.yaml").rules == ()
 
 
-def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(scene, watch):
     region = scene.container()
     set_plan(scene, "{select: {}, set: {memory_limit: 50%}}")
     watcher = watch()
@@ -117,9 +110,7 @@ def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
     assert memory(region) == [4 * GIB, 6 * GIB]
 
 
-def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(scene, watch):
     """Also if it has just the values that the plan gave the old one."""
     region = scene.container()
     set_plan(scene, SIX)
@@ -138,9 +129,7 @@ def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(
 # ---- what was there before --------------------------------------------------------------
 
 
-def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(
-    scene: PlanScene, watch: Watch, events: Events, node: Node
-) -> None:
+def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(scene, watch, events, node):
     """Also where the watcher has been another process meanwhile."""
     region = scene.container()
     before = region.content()
@@ -159,9 +148,7 @@ def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(
     assert diff_plan(node, LimitPlan()).changes == ()
 
 
-def test_what_was_there_before_a_container_reported_its_devices_goes_back(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_what_was_there_before_a_container_reported_its_devices_goes_back(scene, watch):
     region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(), uuids=())
     watcher = watch()
     set_plan(scene, SIX)
@@ -178,7 +165,7 @@ def test_what_was_there_before_a_container_reported_its_devices_goes_back(
     assert load_plan(scene.state / "undo-watch.yaml").rules == ()
 
 
-def test_what_somebody_else_has_set_since_is_not_taken_back(scene: PlanScene, watch: Watch) -> None:
+def test_what_somebody_else_has_set_since_is_not_taken_back(scene, watch):
     region = scene.container()
     set_plan(scene, SIX)
     watcher = watch()
@@ -189,9 +176,7 @@ def test_what_somebody_else_has_set_since_is_not_taken_back(scene: PlanScene, wa
     assert memory(region) == [8 * GIB, 7 * GIB]
 
 
-def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(scene, watch, events):
     region = scene.container()
     set_plan(scene, "{select: {}, set: {memory_limit: 50%}}")
     for _ in range(2):
@@ -206,9 +191,7 @@ def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(
     assert events.of("changed")[-1].detail["cause"] == "plan"
 
 
-def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(scene, watch, events):
     region = scene.container()
     set_plan(scene, "{select: {}, set: {memory_limit: 50%}, only_if: {memory_limit: 8GiB}}")
     watcher = watch()
@@ -221,9 +204,7 @@ def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(
     assert memory(region) == [7 * GIB, 4 * GIB]
 
 
-def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(scene, watch):
     region = scene.container()
     set_plan(
         scene,
@@ -236,9 +217,7 @@ def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(
         assert memory(region) == [3 * GIB, 2 * GIB]
 
 
-def test_the_undo_plan_of_a_watch_restores_everything(
-    scene: PlanScene, watch: Watch, node: Node
-) -> None:
+def test_the_undo_plan_of_a_watch_restores_everything(scene, watch, node):
     regions = [scene.container(pod=f"bert-{number}") for number in range(3)]
     before = [region.content() for region in regions]
     set_plan(scene, SIX, "{select: {pod: bert-1}, set: {sm_limit: 3, priority: 7}}")
@@ -252,9 +231,7 @@ def test_the_undo_plan_of_a_watch_restores_everything(
     assert [region.content() for region in regions] == before
 
 
-def test_a_damaged_file_of_earlier_values_stops_the_watch_and_changes_nothing(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_a_damaged_file_of_earlier_values_stops_the_watch_and_changes_nothing(scene, watch):
     region = scene.container()
     before = memory(region)
     set_plan(scene, SIX)
@@ -277,9 +254,7 @@ def put_used(region: SceneContainer, slot: int, nbytes: int) -> None:
     region.put("slot_used.total", nbytes, slot=slot)
 
 
-def test_a_refusal_is_reported_once_and_ends_when_its_reason_does(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+def test_a_refusal_is_reported_once_and_ends_when_its_reason_does(scene, watch, events):
     region = scene.container()
     slot = region.add_process(1, {0: 7 * GIB})
     set_plan(scene, SIX)
@@ -297,9 +272,7 @@ def test_a_refusal_is_reported_once_and_ends_when_its_reason_does(
     assert events.of("changed")[0].detail["cause"] == "plan"
 
 
-def test_a_container_that_fails_is_tried_less_and_less_often(
-    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_that_fails_is_tried_less_and_less_often(scene, watch, events, monkeypatch):
     region, good = scene.container("bad"), scene.container("good")
     tried = []
     opened = Node.open
@@ -327,8 +300,8 @@ def test_a_container_that_fails_is_tried_less_and_less_often(
 
 @pytest.mark.parametrize("how", ["failed", "conflict"])
 def test_what_was_there_goes_back_also_after_an_edit_that_was_not_made(
-    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+    scene, watch, events, monkeypatch, how
+):
     region = scene.container()
     opened = Node.open
 
@@ -355,8 +328,8 @@ def test_what_was_there_goes_back_also_after_an_edit_that_was_not_made(
 
 
 def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
-    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scene, watch, events, monkeypatch
+):
     region = scene.container()
 
     def refuse(_: Node, container: Any) -> Any:
@@ -374,9 +347,7 @@ def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
     assert watcher.counters()["plan_drifts"] == 0
 
 
-def test_one_process_keeps_a_node_on_a_plan_whatever_its_state_directory(
-    scene: PlanScene, watch: Watch
-) -> None:
+def test_one_process_keeps_a_node_on_a_plan_whatever_its_state_directory(scene, watch):
     """Nor do two nodes share a state directory."""
     set_plan(scene, SIX)
     first = watch()

@@ -1,15 +1,11 @@
 """Where the plan of a watched node comes from, and what happens when it changes."""
 
 import pytest
-from support.agent_tasks import Events
 from support.node_scene import GIB
-from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene, plan_yaml
-from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
+from support.plan_scene import plan, plan_nodes, plan_scene, plan_yaml
+from support.plan_watching import FIVE, SIX, Changing, aged, memory, set_plan, watches
 
-from libhamiregion.plan import (
-    LimitPlan,
-    PlanFile,
-)
+from libhamiregion.plan import LimitPlan, PlanFile
 from libhamiregion.plan.reconcile import SourceReading
 from libhamiregion.text import printable
 
@@ -18,9 +14,7 @@ node = pytest.fixture(plan_nodes)
 watch = pytest.fixture(watches)
 
 
-def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
+def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(scene, watch, events):
     """At the start nothing is changed, until somebody has corrected it."""
     region = scene.container()
     path = scene.directory / "plan.yaml"
@@ -50,9 +44,7 @@ def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
     assert memory(region) == [5 * GIB, 5 * GIB]
 
 
-def test_annotations_that_change_all_the_time_do_not_fill_the_log(
-    watch: Watch, events: Events
-) -> None:
+def test_annotations_that_change_all_the_time_do_not_fill_the_log(watch, events):
     source = Changing(LimitPlan())
     watcher = watch(source)
     for number in range(64):
@@ -61,7 +53,7 @@ def test_annotations_that_change_all_the_time_do_not_fill_the_log(
     assert len(events.of("problem")) == 7
 
 
-def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) -> None:
+def test_the_swap_of_a_config_map_is_a_new_plan(scene, watch):
     """As kubelet does it: a link to a link to a directory, and the middle one is renamed over."""
     region = scene.container()
     volume = scene.directory / "volume"
@@ -82,7 +74,7 @@ def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) 
     assert memory(region) == [5 * GIB, 5 * GIB]
 
 
-def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:
+def test_several_sources_are_one_plan_in_their_order(scene, watch):
     region = scene.container()
     waiting = Changing(None)
     watcher = watch(Changing(plan(SIX)), waiting)
@@ -96,7 +88,7 @@ def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Wa
     assert watcher.plan is in_force
 
 
-def test_a_held_pod_is_neither_set_nor_given_back(scene: PlanScene, watch: Watch) -> None:
+def test_a_held_pod_is_neither_set_nor_given_back(scene, watch):
     region = scene.container()
     source = Changing(plan(SIX))
     watcher = watch(source)

@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.plan_scene import PlanScene, plan_scene
+from support.plan_scene import plan_scene
 
 from libhamiregion.plan.state import PlanState, default_state_directory, write_new
 
 scene = pytest.fixture(plan_scene)
 
 
-def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_plans_remember_things(monkeypatch):
     monkeypatch.setenv("HAMIREGION_STATE", "/x/y")
     assert PlanState().directory == default_state_directory() == "/x/y"
     monkeypatch.delenv("HAMIREGION_STATE")
@@ -30,9 +30,7 @@ def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
         default_state_directory()
 
 
-def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
-    tmp_path: Path,
-) -> None:
+def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(tmp_path):
     state = PlanState(tmp_path / "state")
     target = Path(state.watch_undo_path)
     state.write_watch(state.watch_undo_path, "before")
@@ -53,7 +51,7 @@ def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
     assert target.read_text() == "after"
 
 
-def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
+def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene):
     state = PlanState(scene.state)
     state.write_watch(state.watch_undo_path, "watch")
     watch = Path(state.watch_undo_path)
@@ -67,9 +65,7 @@ def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: Pla
     assert kept == {"new", *(str(number) for number in range(6, 25))}
 
 
-def test_plans_that_are_written_at_the_same_moment_do_not_disturb_each_other(
-    scene: PlanScene,
-) -> None:
+def test_plans_that_are_written_at_the_same_moment_do_not_disturb_each_other(scene):
     """Each removes old ones that the other has just seen, and takes the next free name."""
     for number in range(5):
         state = PlanState(scene.directory / f"state-{number}")
@@ -82,8 +78,8 @@ def test_plans_that_are_written_at_the_same_moment_do_not_disturb_each_other(
 
 
 def test_an_undo_plan_is_on_the_disk_before_it_has_its_name_which_is_there_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     target = tmp_path / "undo.yaml"
     synced: list[tuple[Path, bool]] = []
     sync = os.fsync

@@ -1,7 +1,6 @@
 """GPUs of a test's own, regions on them, and programs that use them through the library."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,19 @@ from support.limited import INJECTIONS, Limited
 
 
 @pytest.fixture
-def gpus(fake_libraries: Path, tmp_path: Path) -> FakeGpus:
+def gpus(fake_libraries, tmp_path) -> FakeGpus:
     """Two GPUs of 16 GiB, whose contexts take 256 MiB each."""
     return FakeGpus(fake_libraries, tmp_path / "gpus")
 
 
 @pytest.fixture(params=INJECTIONS)
-def inject(request: pytest.FixtureRequest) -> str:
+def inject(request) -> str:
     """Each of the ways into a program in turn."""
-    chosen: str = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture
-def limited(gpus: FakeGpus, tmp_path: Path) -> Iterator[Callable[..., Limited]]:
+def limited(gpus, tmp_path) -> Iterator[Callable[..., Limited]]:
     """A factory of regions on these GPUs; keyword arguments are those of `Limited`."""
     made: list[Limited] = []
 
@@ -39,7 +37,7 @@ def limited(gpus: FakeGpus, tmp_path: Path) -> Iterator[Callable[..., Limited]]:
 
 
 @pytest.fixture
-def bare(gpus: FakeGpus) -> Iterator[Callable[[], CudaProgram]]:
+def bare(gpus) -> Iterator[Callable[[], CudaProgram]]:
     """A factory of programs that no library limits."""
     made: list[CudaProgram] = []
 
@@ -53,12 +51,12 @@ def bare(gpus: FakeGpus) -> Iterator[Callable[[], CudaProgram]]:
 
 
 @pytest.fixture
-def observer(bare: Callable[[], CudaProgram]) -> Observer:
+def observer(bare) -> Observer:
     return Observer(bare())
 
 
 @pytest.fixture
-def busy(c_programs: Path) -> Iterator[Callable[..., BusyProgram]]:
+def busy(c_programs) -> Iterator[Callable[..., BusyProgram]]:
     """A factory of busy programs; arguments are those of `BusyProgram`."""
     made: list[BusyProgram] = []
 

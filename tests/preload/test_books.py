@@ -137,11 +137,11 @@ def run(scene: Limited, seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_region_counts_what_the_model_counts(limited: Make, seed: int, inject: str) -> None:
+def test_the_region_counts_what_the_model_counts(limited, seed, inject):
     run(limited(memory=[LIMIT], inject=inject), seed, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 100 + scaled(40)))
-def test_the_region_counts_what_the_model_counts_for_long(limited: Make, seed: int) -> None:
+def test_the_region_counts_what_the_model_counts_for_long(limited, seed):
     run(limited(memory=[LIMIT]), seed, 5000)

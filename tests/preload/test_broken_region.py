@@ -30,9 +30,7 @@ def policy(name: str | None) -> dict[str, str]:
     ("name", "code", "effect"),
     [(None, NOT_PERMITTED, REFUSED), ("refuse", NOT_PERMITTED, REFUSED), ("open", SUCCESS, FREE)],
 )
-def test_without_a_region_the_policy_decides_about_contexts(
-    limited: Make, inject: str, name: str | None, code: int, effect: str
-) -> None:
+def test_without_a_region_the_policy_decides_about_contexts(limited, inject, name, code, effect):
     scene = limited(memory=[GIB], inject=inject)
     scene.path.unlink()
     program = scene.program(**policy(name))
@@ -48,9 +46,7 @@ def test_without_a_region_the_policy_decides_about_contexts(
     ("name", "code", "effect"),
     [(None, SUCCESS, FREE), ("refuse", NOT_PERMITTED, REFUSED), ("open", SUCCESS, FREE)],
 )
-def test_a_region_that_is_truncated_later_ends_no_program(
-    limited: Make, inject: str, name: str | None, code: int, effect: str
-) -> None:
+def test_a_region_that_is_truncated_later_ends_no_program(limited, inject, name, code, effect):
     scene = limited(memory=[GIB], inject=inject)
     program = scene.program(**policy(name)).start()
     assert program.call("cuMemAlloc_v2", OUT, 2 * GIB)[0] == OUT_OF_MEMORY
@@ -64,9 +60,7 @@ def test_a_region_that_is_truncated_later_ends_no_program(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_a_program_without_the_variable_is_refused_and_told_so(
-    limited: Make, inject: str, value: str | None
-) -> None:
+def test_a_program_without_the_variable_is_refused_and_told_so(limited, inject, value):
     scene = limited(memory=[GIB], inject=inject)
     environment = scene.environment()
     del environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
@@ -81,7 +75,7 @@ def test_a_program_without_the_variable_is_refused_and_told_so(
     assert (status, said) == (0, f"libhamiregion: {variable} names no region; {REFUSED}\n")
 
 
-def test_a_full_table_refuses_the_next_program(limited: Make, inject: str) -> None:
+def test_a_full_table_refuses_the_next_program(limited, inject):
     scene = limited(memory=[GIB], inject=inject)
     table = RegionFile(scene.path, Layout.V1_2)
     for slot in range(1024):
@@ -112,9 +106,7 @@ print(allocate())
 """
 
 
-def test_a_program_that_takes_the_handler_away_and_blocks_the_signal_survives(
-    limited: Make, inject: str
-) -> None:
+def test_a_program_that_takes_the_handler_away_and_blocks_the_signal_survives(limited, inject):
     """The library looks for both again, at the latest after a few milliseconds."""
     scene = limited(memory=[GIB], inject=inject)
     done = scene.run(sys.executable, "-I", "-S", "-c", HANDLING, str(scene.path))
@@ -144,7 +136,7 @@ class Launch:
         return self.codes[0] if self.codes else None
 
 
-def test_a_launch_that_feedback_holds_goes_on_when_the_region_is_lost(limited: Make) -> None:
+def test_a_launch_that_feedback_holds_goes_on_when_the_region_is_lost(limited):
     scene = limited(sm=[50, None])
     scene.region.set_recent_kernel(-1)
     launch = Launch(scene.program().start())
@@ -159,8 +151,8 @@ def test_a_launch_that_feedback_holds_goes_on_when_the_region_is_lost(limited: M
     ("field", "value"), [("proc_num", 5000), ("device_num", 99), ("uuids", b"\1")]
 )
 def test_no_launch_waits_for_ever_under_the_limit_of_a_region_that_is_damaged(
-    limited: Make, field: str, value: object
-) -> None:
+    limited, field, value
+):
     """Any process of the container can write there."""
     scene = limited(sm=[50, None])
     program = scene.program().start()

@@ -1,11 +1,10 @@
 """Under a soft limit a program uses what nobody else on its GPU does, and gives it back."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from fake_cuda.driver import FakeGpus
-from support.busy_programs import BusyProgram, Observer
+from support.busy_programs import BusyProgram
 from support.cuda_program import CudaProgram
 from support.limited import Limited
 from support.wait import eventually
@@ -31,8 +30,8 @@ class Unlimited:
 
 @pytest.mark.slow(keep=1)
 def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
-    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, inject: str
-) -> None:
+    limited, gpus, observer, busy, inject
+):
     scene = limited(sm=[20, None], inject=inject)
     scene.region.set_burst(True)
     program = busy(scene, "busy_1ms", pending=200)
@@ -43,9 +42,7 @@ def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
 
 
-def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_the_limit_becomes_soft_and_hard_while_a_program_runs(limited, observer, busy):
     scene = limited(sm=[30, None])
     busy(scene, "busy_1ms", pending=200)
     eventually(lambda: 5 < observer.busy_percent(1) < HELD)
@@ -57,8 +54,8 @@ def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
 
 @pytest.mark.slow
 def test_a_program_that_has_a_context_and_does_nothing_stops_nobody_for_long(
-    limited: Make, bare: Bare, observer: Observer, busy: Start
-) -> None:
+    limited, bare, observer, busy
+):
     """It may be about to launch: so it is waited for, for five seconds."""
     scene = limited(sm=[20, None])
     scene.region.set_burst(True)
@@ -69,9 +66,7 @@ def test_a_program_that_has_a_context_and_does_nothing_stops_nobody_for_long(
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
 
 
-def test_processes_of_one_region_do_not_hold_each_other_back(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_processes_of_one_region_do_not_hold_each_other_back(limited, observer, busy):
     scene = limited(sm=[20, None])
     scene.region.set_burst(True)
     programs = [busy(scene, "busy_1ms", pending=200) for _ in range(2)]
@@ -81,9 +76,7 @@ def test_processes_of_one_region_do_not_hold_each_other_back(
     )
 
 
-def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(limited, observer, busy):
     hard, soft = limited(sm=[30, None]), limited(sm=[20, None])
     soft.region.set_burst(True)
     busy(hard, "busy_1ms", pending=200)
@@ -95,8 +88,8 @@ def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
 
 @pytest.mark.slow
 def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
-    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, tmp_path: Path
-) -> None:
+    limited, gpus, observer, busy, tmp_path
+):
     """The GPU is busier than all that are shown keep it."""
     rules = tmp_path / "rules"
     rules.write_text("quirk private\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
+from fake_cuda.driver import GIB, MIB, gpu_uuid
 from support.cuda_program import CudaProgram
 from support.limited import Limited
 
@@ -46,9 +46,7 @@ def python(environment: dict[str, str], *arguments: str) -> str:
         ("tinygrad", "tinygrad_graph.py"),
     ],
 )
-def test_a_client_works_and_is_held_to_its_limit(
-    limited: Make, gpus: FakeGpus, inject: str, module: str, script: str
-) -> None:
+def test_a_client_works_and_is_held_to_its_limit(limited, gpus, inject, module, script):
     need(module)
     scene = limited(memory=[GIB], inject=inject)
     client = str(CLIENTS / script)
@@ -63,7 +61,7 @@ def test_a_client_works_and_is_held_to_its_limit(
     assert scene.region.snapshot().processes == ()
 
 
-def test_nvidia_ml_py_sees_the_budget(limited: Make, gpus: FakeGpus, inject: str) -> None:
+def test_nvidia_ml_py_sees_the_budget(limited, gpus, inject):
     scene = limited(memory=[GIB], inject=inject)
     scene.program().start().allocate(100 * MIB)
     used = CONTEXT + 100 * MIB
@@ -75,7 +73,7 @@ def test_nvidia_ml_py_sees_the_budget(limited: Make, gpus: FakeGpus, inject: str
     assert ours.splitlines() == [f"{GIB} {GIB - used} {used}", identity]
 
 
-def test_nvitop_sees_the_budget_and_who_uses_it(limited: Make, inject: str) -> None:
+def test_nvitop_sees_the_budget_and_who_uses_it(limited, inject):
     need("nvitop")
     scene = limited(memory=[2 * GIB], inject=inject)
     program = scene.program().start()
@@ -85,7 +83,7 @@ def test_nvitop_sees_the_budget_and_who_uses_it(limited: Make, inject: str) -> N
     assert str(program.pid) in shown
 
 
-def test_gpustat_sees_the_budget_and_who_uses_it(limited: Make, inject: str) -> None:
+def test_gpustat_sees_the_budget_and_who_uses_it(limited, inject):
     need("gpustat")
     scene = limited(memory=[2 * GIB], inject=inject)
     program = scene.program().start()

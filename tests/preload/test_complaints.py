@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, FakeGpus, gpu_uuid
+from fake_cuda.driver import GIB, gpu_uuid
 from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
 
@@ -25,9 +25,7 @@ def say(scene: Limited, path: Path, inject: str = "standin") -> str:
     return said
 
 
-def test_a_program_says_three_lines_at_most(
-    limited: Make, gpus: FakeGpus, tmp_path: Path, inject: str
-) -> None:
+def test_a_program_says_three_lines_at_most(limited, gpus, tmp_path, inject):
     devices = 4
     rules = tmp_path / "rules"
     names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
@@ -48,7 +46,7 @@ def test_a_program_says_three_lines_at_most(
     assert lines[0].endswith("\n")
 
 
-def test_a_long_line_is_cut_and_ends_as_a_line(limited: Make, tmp_path: Path) -> None:
+def test_a_long_line_is_cut_and_ends_as_a_line(limited, tmp_path):
     scene = limited(memory=[GIB])
     directory = tmp_path / ("d" * 200) / ("e" * 200)
     said = say(scene, directory / "region")
@@ -59,9 +57,7 @@ def test_a_long_line_is_cut_and_ends_as_a_line(limited: Make, tmp_path: Path) ->
     assert LONGEST_LINE - 8 < len(said) <= LONGEST_LINE
 
 
-def test_a_program_that_can_start_no_thread_says_so_and_goes_on(
-    limited: Make, c_programs: Path
-) -> None:
+def test_a_program_that_can_start_no_thread_says_so_and_goes_on(limited, c_programs):
     scene = limited(sm=[1, None])
     program = scene.program(LD_PRELOAD=str(c_programs / "libthreadless.so")).start()
     module = program.do("cuModuleLoadData", OUT, "text:any image")
@@ -78,9 +74,7 @@ def test_a_program_that_can_start_no_thread_says_so_and_goes_on(
     ("content", "why"),
     [(b"no region\n" * 1000, "it is not a region"), (b"", "it is still being made")],
 )
-def test_the_line_says_what_is_wrong_with_the_file(
-    limited: Make, tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_the_line_says_what_is_wrong_with_the_file(limited, tmp_path, content, why):
     path = tmp_path / "file"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -92,8 +86,8 @@ def test_the_line_says_what_is_wrong_with_the_file(
 
 @pytest.mark.parametrize("policy", ["open", "refuse"])
 def test_beside_a_library_that_uses_the_region_nothing_is_counted_twice(
-    limited: Make, c_programs: Path, inject: str, policy: str
-) -> None:
+    limited, c_programs, inject, policy
+):
     """As libvgpu.so does, in the same process: that one holds the limit."""
     scene = limited(memory=[GIB], inject=inject)
     environment = scene.environment(HAMIREGION_ON_ERROR=policy)

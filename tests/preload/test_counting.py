@@ -5,7 +5,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, MIB
@@ -79,7 +78,7 @@ WAYS: dict[str, tuple[Way, tuple[str, ...], int]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_allocation_counts_until_it_is_freed(limited: Make, way: str) -> None:
+def test_an_allocation_counts_until_it_is_freed(limited, way):
     make, (free, *more), size = WAYS[way]
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -93,7 +92,7 @@ def test_an_allocation_counts_until_it_is_freed(limited: Make, way: str) -> None
         eventually(lambda: scene.used() == CONTEXT)
 
 
-def test_thousands_of_allocations_count_until_each_is_freed(limited: Make) -> None:
+def test_thousands_of_allocations_count_until_each_is_freed(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     made = [out for _, out in program.calls(*[("cuMemAlloc_v2", OUT, 512)] * 6000)]
@@ -106,9 +105,7 @@ def test_thousands_of_allocations_count_until_each_is_freed(limited: Make) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(
-    limited: Make, way: str
-) -> None:
+def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(limited, way):
     make, _, size = WAYS[way]
     scene = limited(memory=[CONTEXT + size])
     program = scene.program().start()
@@ -118,7 +115,7 @@ def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(
     assert scene.used() == CONTEXT + 1
 
 
-def test_all_levels_of_an_array_count(limited: Make) -> None:
+def test_all_levels_of_an_array_count(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     made = array(levels=3)(program)
@@ -127,7 +124,7 @@ def test_all_levels_of_an_array_count(limited: Make) -> None:
     assert scene.used() == CONTEXT
 
 
-def test_physical_memory_counts_until_no_mapping_needs_it(limited: Make) -> None:
+def test_physical_memory_counts_until_no_mapping_needs_it(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     handle = physical(program)
@@ -140,7 +137,7 @@ def test_physical_memory_counts_until_no_mapping_needs_it(limited: Make) -> None
     assert scene.used() == CONTEXT
 
 
-def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(limited: Make) -> None:
+def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     handle = physical(program)
@@ -161,9 +158,7 @@ def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(lim
     ("form", "bytes_"),
     [(0x01, 1), (0x02, 2), (0x03, 4), (0x08, 1), (0x09, 2), (0x0A, 4), (0x10, 2), (0x20, 4)],
 )
-def test_arrays_count_their_channels_in_each_format(
-    limited: Make, form: int, bytes_: int, channels: int
-) -> None:
+def test_arrays_count_their_channels_in_each_format(limited, form, bytes_, channels):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.do("cuArray3DCreate_v2", OUT, packed("QQQiII", 1024, 512, 0, form, channels, 0))
@@ -171,7 +166,7 @@ def test_arrays_count_their_channels_in_each_format(
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "managed"])
-def test_what_the_driver_refuses_stays_charged_nowhere(limited: Make, bare: Bare, way: str) -> None:
+def test_what_the_driver_refuses_stays_charged_nowhere(limited, bare, way):
     """Under a limit above the GPU's memory, which somebody else has filled."""
     make, _, size = WAYS[way]
     scene = limited(memory=[64 * GIB, 64 * GIB])
@@ -187,7 +182,7 @@ def test_what_the_driver_refuses_stays_charged_nowhere(limited: Make, bare: Bare
     assert process.devices[0].memory_data_bytes == 0
 
 
-def test_physical_memory_of_the_host_does_not_count(limited: Make) -> None:
+def test_physical_memory_of_the_host_does_not_count(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     host = 2
@@ -200,7 +195,7 @@ def test_physical_memory_of_the_host_does_not_count(limited: Make) -> None:
 @pytest.mark.parametrize(
     "allocate", [calling("cuMemAllocAsync", OUT, SIZE, 0), from_pool], ids=["default", "own"]
 )
-def test_what_a_pool_gives_out_counts(limited: Make, allocate: Way, free: tuple[str, ...]) -> None:
+def test_what_a_pool_gives_out_counts(limited, allocate, free):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     made = allocate(program)
@@ -210,7 +205,7 @@ def test_what_a_pool_gives_out_counts(limited: Make, allocate: Way, free: tuple[
     eventually(lambda: scene.used() == CONTEXT)
 
 
-def test_what_another_devices_pool_gives_out_counts_on_that_device(limited: Make) -> None:
+def test_what_another_devices_pool_gives_out_counts_on_that_device(limited):
     """A stream of one device may use the pool of another."""
     scene = limited(memory=[GIB, SIZE])
     program = scene.program().start()
@@ -223,7 +218,7 @@ def test_what_another_devices_pool_gives_out_counts_on_that_device(limited: Make
     assert scene.used(1) == 0
 
 
-def test_a_context_that_was_destroyed_makes_room_for_another(limited: Make) -> None:
+def test_a_context_that_was_destroyed_makes_room_for_another(limited):
     """More than can be known at one time are made one after the other, and each is known."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -236,9 +231,7 @@ def test_a_context_that_was_destroyed_makes_room_for_another(limited: Make) -> N
     assert scene.used() == CONTEXT
 
 
-def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(
-    limited: Make,
-) -> None:
+def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(limited):
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()
     properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
@@ -253,7 +246,7 @@ def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room
     assert scene.used() == CONTEXT + SIZE
 
 
-def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited: Make) -> None:
+def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -266,7 +259,7 @@ def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited: M
     assert scene.used() == CONTEXT
 
 
-def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> None:
+def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited):
     """What was once in use is not what is in use."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -281,7 +274,7 @@ def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> N
     program.do("cuMemFreeAsync", made, 0)
 
 
-def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited: Make) -> None:
+def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited):
     """Pools take memory in pieces of 32 MiB."""
     scene = limited(memory=[CONTEXT + 40 * MIB])
     program = scene.program().start()
@@ -292,7 +285,7 @@ def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited: Make) 
     assert scene.used() == CONTEXT + 16 * MIB
 
 
-def test_what_a_pool_holds_beyond_the_limit_counts(limited: Make) -> None:
+def test_what_a_pool_holds_beyond_the_limit_counts(limited):
     """Other programs and the driver itself do not wait for a charge."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -305,7 +298,7 @@ def test_what_a_pool_holds_beyond_the_limit_counts(limited: Make) -> None:
     program.do("cuMemFreeAsync", made, 0)
 
 
-def test_a_context_takes_what_a_pool_only_keeps(limited: Make) -> None:
+def test_a_context_takes_what_a_pool_only_keeps(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     keep_all(program)
@@ -316,7 +309,7 @@ def test_a_context_takes_what_a_pool_only_keeps(limited: Make) -> None:
 
 
 @pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
-def test_a_reset_frees_all_that_its_context_had(limited: Make, reset: str) -> None:
+def test_a_reset_frees_all_that_its_context_had(limited, reset):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     for make, _, _ in WAYS.values():
@@ -330,7 +323,7 @@ def test_a_reset_frees_all_that_its_context_had(limited: Make, reset: str) -> No
     assert scene.used() == CONTEXT
 
 
-def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited: Make) -> None:
+def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     keep_all(program)
@@ -340,7 +333,7 @@ def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited: Make) ->
 
 
 @pytest.mark.parametrize("release", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])
-def test_the_last_release_of_a_context_frees_what_it_had(limited: Make, release: str) -> None:
+def test_the_last_release_of_a_context_frees_what_it_had(limited, release):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.do("cuDevicePrimaryCtxRetain", OUT, 0)
@@ -359,9 +352,7 @@ def test_the_last_release_of_a_context_frees_what_it_had(limited: Make, release:
         (("cuCtxCreate_v4", OUT, None, 0, 0), "cuCtxDestroy_v2"),
     ],
 )
-def test_a_context_counts_with_all_that_is_in_it(
-    limited: Make, create: tuple[object, ...], destroy: str
-) -> None:
+def test_a_context_counts_with_all_that_is_in_it(limited, create, destroy):
     scene = limited(memory=[2 * GIB])
     program = scene.program().start()
     context = program.do(*create)
@@ -371,7 +362,7 @@ def test_a_context_counts_with_all_that_is_in_it(
     assert scene.used() == CONTEXT
 
 
-def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited: Make) -> None:
+def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited):
     """But for physical memory, which no context has."""
     scene = limited(memory=[2 * GIB])
     program = scene.program().start()
@@ -384,7 +375,7 @@ def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited:
     assert scene.used() == CONTEXT + SIZE
 
 
-def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(limited: Make) -> None:
+def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(limited):
     """What is allocated in it afterwards is its own still, and goes with it."""
     scene = limited(memory=[2 * GIB])
     program = scene.program().start()
@@ -397,7 +388,7 @@ def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(limited: Ma
     assert scene.used() == 0
 
 
-def test_the_last_detach_of_a_context_frees_what_it_had(limited: Make) -> None:
+def test_the_last_detach_of_a_context_frees_what_it_had(limited):
     """The way in which PyCUDA ends its contexts."""
     scene = limited(memory=[2 * GIB])
     program = scene.program()
@@ -411,7 +402,7 @@ def test_the_last_detach_of_a_context_frees_what_it_had(limited: Make) -> None:
     assert scene.used() == 0
 
 
-def test_each_device_has_books_of_its_own(limited: Make) -> None:
+def test_each_device_has_books_of_its_own(limited):
     scene = limited(memory=[GIB, GIB])
     program = scene.program().start(0)
     first = program.allocate(700 * MIB)
@@ -421,13 +412,13 @@ def test_each_device_has_books_of_its_own(limited: Make) -> None:
     assert (scene.used(0), scene.used(1)) == (CONTEXT, CONTEXT + 700 * MIB)
 
 
-def test_a_pointer_that_is_not_ours_goes_to_the_driver(limited: Make) -> None:
+def test_a_pointer_that_is_not_ours_goes_to_the_driver(limited):
     program = limited(memory=[GIB]).program().start()
     assert program.call("cuMemFree_v2", 4096)[0] == 1
     assert program.call("cuMemFree_v2", 0)[0] == SUCCESS
 
 
-def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited: Make) -> None:
+def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     graph = program.do("cuGraphCreate", OUT, 0)
@@ -444,7 +435,7 @@ def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited: Make) 
     eventually(lambda: scene.used() == CONTEXT)
 
 
-def test_memory_on_a_part_of_a_device_counts_on_that_device(limited: Make) -> None:
+def test_memory_on_a_part_of_a_device_counts_on_that_device(limited):
     """Location type 6 of CUDA 13.5: the low byte is the device."""
     scene = limited(memory=[GIB, GIB])
     program = scene.program().start()
@@ -469,9 +460,7 @@ while True:
 """
 
 
-def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(
-    limited: Make, tmp_path: Path
-) -> None:
+def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited, tmp_path):
     """NVML's figure and the charges are never of one moment."""
     rules = tmp_path / "rules"
     rules.write_text("quirk slow-lists\n")
@@ -480,14 +469,13 @@ def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(
 
     command = [sys.executable, "-I", "-S", "-c", ALLOCATE_STEADILY]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
         eventually(lambda: context_bytes(scene) >= CONTEXT + 499 * MIB)
         assert context_bytes(scene) <= CONTEXT + 500 * MIB
         process.kill()
 
 
-def test_managed_memory_hides_no_context(limited: Make) -> None:
+def test_managed_memory_hides_no_context(limited):
     """It need not be on the device, so that NVML's figure has none of it."""
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()
@@ -502,7 +490,7 @@ def test_managed_memory_hides_no_context(limited: Make) -> None:
     eventually(lambda: scene.used() == 2 * CONTEXT + 100 * MIB)
 
 
-def test_a_context_that_is_made_in_an_unknown_way_counts(limited: Make) -> None:
+def test_a_context_that_is_made_in_an_unknown_way_counts(limited):
     """The first allocation attaches, and starts the thread that measures contexts."""
     scene = limited(memory=[4 * GIB])
     program = scene.program()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, FakeGpus
+from fake_cuda.driver import GIB
 from support.limited import Limited
 
 from libhamiregion.run.libraries import preloaded_library
@@ -15,9 +15,7 @@ from libhamiregion.run.libraries import preloaded_library
 Make = Callable[..., Limited]
 
 
-def test_every_way_to_a_function_leads_to_the_same_one(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_every_way_to_a_function_leads_to_the_same_one(limited, c_programs, inject):
     done = limited(inject=inject).run(str(c_programs / "finding"), str(c_programs / "libother.so"))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -29,9 +27,7 @@ print([beside.beside_finds(name) for name in (b"cuInit", b"cuMemAlloc_v2", b"cuN
 """
 
 
-def test_a_library_that_only_its_caller_sees_finds_the_driver(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_a_library_that_only_its_caller_sees_finds_the_driver(limited, c_programs, inject):
     """As a module of Python does: what it needs is not among what every search finds."""
     beside = str(c_programs / "libbeside.so")
     done = limited(inject=inject).run(sys.executable, "-I", "-S", "-c", LOCAL, beside)
@@ -50,9 +46,7 @@ print(total.value, memory[0])
 """
 
 
-def test_a_program_that_opens_the_plain_names_is_shown_its_limit(
-    limited: Make, inject: str
-) -> None:
+def test_a_program_that_opens_the_plain_names_is_shown_its_limit(limited, inject):
     """As numba does first; the names without a version are links of a development package."""
     scene = limited(memory=[GIB], inject=inject)
     done = scene.run(sys.executable, "-I", "-S", "-c", PLAIN)
@@ -74,22 +68,20 @@ print(allocate(ctypes.byref(address), 1 << 20))
 """
 
 
-def test_a_program_that_closes_the_driver_once_too_often_goes_on(
-    limited: Make, inject: str
-) -> None:
+def test_a_program_that_closes_the_driver_once_too_often_goes_on(limited, inject):
     """The library keeps the driver's addresses, and so the driver."""
     done = limited(inject=inject).run(sys.executable, "-I", "-S", "-c", CLOSING)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
-def test_the_ways_are_those_of_the_driver_itself(gpus: FakeGpus, c_programs: Path) -> None:
+def test_the_ways_are_those_of_the_driver_itself(gpus, c_programs):
     command = [c_programs / "finding", c_programs / "libother.so"]
     done = subprocess.run(command, env=gpus.environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
-def test_functions_that_an_older_driver_lacks_are_not_shown_by_their_name() -> None:
+def test_functions_that_an_older_driver_lacks_are_not_shown_by_their_name():
     """A program that finds one by dlsym() takes the driver for one that has it."""
     library = Path(preloaded_library()).with_name("libcuda-standin.so")
     shown = subprocess.run(

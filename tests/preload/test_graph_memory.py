@@ -26,14 +26,11 @@ def template_of(program: CudaProgram, size: int) -> int:
 def graph_of(program: CudaProgram, size: int) -> int:
     """The same, executable."""
     graph = template_of(program, size)
-    executable: int = program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
-    return executable
+    return program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
 
 
 @pytest.mark.parametrize("launch", ["cuGraphLaunch", "cuGraphUpload", "cuGraphUpload_ptsz"])
-def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(
-    limited: Make, launch: str
-) -> None:
+def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(limited, launch):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.allocate(512 * MIB)
@@ -43,7 +40,7 @@ def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(
 
 
 @pytest.mark.parametrize("size", [128 * MIB, 512 * MIB])
-def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited: Make, size: int) -> None:
+def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited, size):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.allocate(512 * MIB)
@@ -58,9 +55,7 @@ def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited: Make,
 @pytest.mark.parametrize(
     ("allocate", "stream"), [("cuMemAllocAsync", PER_THREAD), ("cuMemAllocAsync_ptsz", 0)]
 )
-def test_what_a_stream_is_to_allocate_later_does_not_count_yet(
-    limited: Make, allocate: str, stream: int
-) -> None:
+def test_what_a_stream_is_to_allocate_later_does_not_count_yet(limited, allocate, stream):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.do("cuStreamBeginCapture_v2", PER_THREAD, 0)
@@ -72,7 +67,7 @@ def test_what_a_stream_is_to_allocate_later_does_not_count_yet(
     assert scene.used() == CONTEXT + 256 * MIB
 
 
-def test_what_a_graph_allocates_counts_from_its_launch_on(limited: Make) -> None:
+def test_what_a_graph_allocates_counts_from_its_launch_on(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     executable = graph_of(program, 256 * MIB)

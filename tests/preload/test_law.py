@@ -3,16 +3,11 @@
 The table of the guide (docs/how-run-works.md) has what these print.
 """
 
-from __future__ import annotations
-
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from support.law_model import BOUNDS, LIMITS, nvml_of, play, replay
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KERNELS_US = (10, 100, 1000, 10_000, 50_000)
 PROCESSES = (1, 3, 6, 16)
@@ -23,9 +18,7 @@ ANSWERS = {"mean": {}, "last": {"last": 1}, "late": {"late_ms": 300}}
 @pytest.mark.parametrize("sample_ms", BOUNDS)
 @pytest.mark.parametrize("answers", ANSWERS)
 @pytest.mark.parametrize("sharing", [0, 1])
-def test_the_mean_is_near_the_limit_and_no_process_starves(
-    c_programs: Path, sharing: int, answers: str, sample_ms: int
-) -> None:
+def test_the_mean_is_near_the_limit_and_no_process_starves(c_programs, sharing, answers, sample_ms):
     above, below = BOUNDS[sample_ms]
     for processes, kernel_us, limit in product(PROCESSES, KERNELS_US, LIMITS):
         settings = {"processes": processes, "kernel_us": kernel_us, "limit": limit}
@@ -38,28 +31,28 @@ def test_the_mean_is_near_the_limit_and_no_process_starves(
 
 @pytest.mark.parametrize(("change_s", "above", "below"), [(2, 10, 45), (5, 12, 40)])
 def test_kernels_that_become_ten_times_as_long_pass_the_limit_by_a_little(
-    c_programs: Path, change_s: int, above: int, below: int
-) -> None:
+    c_programs, change_s, above, below
+):
     for sharing, processes, limit in product((0, 1), (1, 3), LIMITS):
         settings = {"sharing": sharing, "processes": processes, "limit": limit}
         played = play(c_programs, change_s=change_s, **settings)
         assert limit - below <= played.busy <= limit + above, (settings, played)
 
 
-def test_a_program_that_needs_less_than_its_limit_is_not_held_up(c_programs: Path) -> None:
+def test_a_program_that_needs_less_than_its_limit_is_not_held_up(c_programs):
     """A kernel of 100 us in each millisecond is a tenth of the time."""
     for limit in LIMITS:
         played = play(c_programs, limit=limit, kernel_us=100, pending=1)
         assert played.busy == pytest.approx(10, abs=0.5)
 
 
-def test_no_limit_is_so_low_that_a_process_stops(c_programs: Path) -> None:
+def test_no_limit_is_so_low_that_a_process_stops(c_programs):
     for processes, kernel_us in product((1, 3), (10, 1000)):
         played = play(c_programs, limit=1, processes=processes, kernel_us=kernel_us)
         assert 0.1 < played.busy < 4, (processes, kernel_us, played)
 
 
-def test_ranks_with_collectives_make_a_small_part_of_their_progress(c_programs: Path) -> None:
+def test_ranks_with_collectives_make_a_small_part_of_their_progress(c_programs):
     """A rank that waits for another keeps its GPU busy: the guide and `run --sm` say so."""
     for kernel_us in (100, 1000, 10_000):
         played = play(c_programs, ranks=1, processes=4, limit=50, kernel_us=kernel_us)
@@ -84,14 +77,12 @@ def saved_wave(sample_ms: int, late_ms: int, last: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("sample_ms", "late_ms", "last"), [(150, 0, 0), (150, 300, 1)])
-def test_the_law_holds_by_an_nvml_that_answers_as_a_saved_one(
-    c_programs: Path, sample_ms: int, late_ms: int, last: int
-) -> None:
+def test_the_law_holds_by_an_nvml_that_answers_as_a_saved_one(c_programs, sample_ms, late_ms, last):
     wave = saved_wave(sample_ms, late_ms, last)
     assert nvml_of(wave) == {"sample_ms": sample_ms, "late_ms": late_ms, "last": last}
     assert "points" in replay(c_programs, wave)
 
 
-def test_a_replay_fails_where_samples_are_too_rare_for_the_law(c_programs: Path) -> None:
+def test_a_replay_fails_where_samples_are_too_rare_for_the_law(c_programs):
     with pytest.raises(AssertionError, match="'sample_ms': 2000"):
         replay(c_programs, saved_wave(2000, 0, 0))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid, stop
+from fake_cuda.driver import GIB, MIB, gpu_uuid, stop
 from support.command_line import call
 from support.cuda_program import (
     NOT_INITIALIZED,
@@ -36,7 +36,7 @@ def refused(program: CudaProgram, size: int) -> bool:
     return bool(code == OUT_OF_MEMORY)
 
 
-def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited: Make, inject: str) -> None:
+def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited, inject):
     scene = limited(memory=[GIB, None], inject=inject)
     program = scene.program().start()
     assert scene.used() == CONTEXT
@@ -48,7 +48,7 @@ def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited: Make, in
     assert not refused(program, GIB - CONTEXT)
 
 
-def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(limited: Make) -> None:
+def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(limited):
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()
     for size in (2**63, 2**64 - 1):
@@ -60,7 +60,7 @@ def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(limited: Mak
     assert refused(program, 3 * GIB)
 
 
-def test_memory_that_nvml_does_not_know_is_not_taken_for_use(limited: Make, tmp_path: Path) -> None:
+def test_memory_that_nvml_does_not_know_is_not_taken_for_use(limited, tmp_path):
     rules = tmp_path / "rules"
     rules.write_text("quirk unknown-memory\n")
     scene = limited(memory=[4 * GIB])
@@ -74,7 +74,7 @@ def test_memory_that_nvml_does_not_know_is_not_taken_for_use(limited: Make, tmp_
     assert not refused(program, GIB)
 
 
-def test_two_programs_share_one_limit(limited: Make) -> None:
+def test_two_programs_share_one_limit(limited):
     scene = limited(memory=[2 * GIB])
     first, second = scene.program().start(), scene.program().start()
     first.allocate(GIB)
@@ -84,7 +84,7 @@ def test_two_programs_share_one_limit(limited: Make) -> None:
     assert scene.used() == 2 * GIB
 
 
-def test_each_layout_holds_the_limit(limited: Make, layout: hami.Layout) -> None:
+def test_each_layout_holds_the_limit(limited, layout):
     scene = limited(memory=[GIB], layout=layout)
     program = scene.program().start()
     assert refused(program, GIB - CONTEXT + 1)
@@ -92,7 +92,7 @@ def test_each_layout_holds_the_limit(limited: Make, layout: hami.Layout) -> None
     assert scene.used() == CONTEXT
 
 
-def test_the_limit_is_the_gpu_that_the_program_sees(limited: Make, inject: str) -> None:
+def test_the_limit_is_the_gpu_that_the_program_sees(limited, inject):
     scene = limited(memory=[4 * GIB, None], inject=inject)
     program = scene.program().start()
     assert program.do("cuDeviceTotalMem_v2", OUT, 0) == 4 * GIB
@@ -103,7 +103,7 @@ def test_the_limit_is_the_gpu_that_the_program_sees(limited: Make, inject: str) 
     assert program.nvml_memory(1) == (TOTAL, TOTAL, 0)
 
 
-def test_the_free_memory_of_a_budget_is_never_more_than_is_free(limited: Make, bare: Bare) -> None:
+def test_the_free_memory_of_a_budget_is_never_more_than_is_free(limited, bare):
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()
     bare().start().allocate(13 * GIB)
@@ -115,23 +115,21 @@ def test_the_free_memory_of_a_budget_is_never_more_than_is_free(limited: Make, b
 
 
 @pytest.mark.parametrize("arguments", [(None, OUT), (OUT, None), (None, None)])
-def test_memory_info_can_be_asked_for_in_part(
-    limited: Make, arguments: tuple[str | None, str | None]
-) -> None:
+def test_memory_info_can_be_asked_for_in_part(limited, arguments):
     program = limited(memory=[GIB]).program().start()
     code, *outs = program.call("cuMemGetInfo_v2", *arguments)
     assert code == SUCCESS
     assert all(out in (GIB, GIB - CONTEXT) for out in outs)
 
 
-def test_nvml_shows_what_the_region_uses_and_not_what_others_do(limited: Make, bare: Bare) -> None:
+def test_nvml_shows_what_the_region_uses_and_not_what_others_do(limited, bare):
     bare().start().allocate(2 * GIB)
     program = limited(memory=[4 * GIB]).program().start()
     program.allocate(GIB)
     assert program.nvml_memory(0) == (4 * GIB, 3 * GIB - CONTEXT, GIB + CONTEXT)
 
 
-def test_a_limit_below_what_is_used_leaves_nothing_free(limited: Make) -> None:
+def test_a_limit_below_what_is_used_leaves_nothing_free(limited):
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()
     program.allocate(3 * GIB)
@@ -143,7 +141,7 @@ def test_a_limit_below_what_is_used_leaves_nothing_free(limited: Make) -> None:
     assert refused(program, 1)
 
 
-def test_a_limit_above_the_gpus_memory_shows_the_gpu_as_it_is(limited: Make) -> None:
+def test_a_limit_above_the_gpus_memory_shows_the_gpu_as_it_is(limited):
     program = limited(memory=[64 * GIB]).program().start()
     program.allocate(GIB)
     assert program.info() == (TOTAL - CONTEXT - GIB, TOTAL)
@@ -151,7 +149,7 @@ def test_a_limit_above_the_gpus_memory_shows_the_gpu_as_it_is(limited: Make) -> 
     assert program.nvml_memory(0) == (TOTAL, TOTAL - CONTEXT - GIB, CONTEXT + GIB)
 
 
-def test_an_edited_limit_holds_at_the_next_allocation(limited: Make) -> None:
+def test_an_edited_limit_holds_at_the_next_allocation(limited):
     scene = limited(memory=[GIB])
     program = scene.program().start()
     assert refused(program, GIB)
@@ -165,7 +163,7 @@ def test_an_edited_limit_holds_at_the_next_allocation(limited: Make) -> None:
     assert program.info() == (TOTAL - 8 * GIB - CONTEXT, TOTAL)
 
 
-def test_a_killed_neighbour_is_reaped_before_an_allocation_is_refused(limited: Make) -> None:
+def test_a_killed_neighbour_is_reaped_before_an_allocation_is_refused(limited):
     scene = limited(memory=[2 * GIB])
     first, second = scene.program().start(), scene.program().start()
     first.allocate(GIB)
@@ -174,7 +172,7 @@ def test_a_killed_neighbour_is_reaped_before_an_allocation_is_refused(limited: M
     assert scene.used() == GIB + CONTEXT
 
 
-def test_a_killed_neighbour_is_reaped_by_those_who_stay(limited: Make) -> None:
+def test_a_killed_neighbour_is_reaped_by_those_who_stay(limited):
     scene = limited(memory=[2 * GIB])
     first, second = scene.program().start(), scene.program().start()
     first.allocate(GIB)
@@ -184,9 +182,7 @@ def test_a_killed_neighbour_is_reaped_by_those_who_stay(limited: Make) -> None:
     assert second.info()[0] == 2 * GIB - CONTEXT
 
 
-def test_a_neighbour_that_was_killed_with_the_lock_is_reaped_by_those_who_stay(
-    limited: Make,
-) -> None:
+def test_a_neighbour_that_was_killed_with_the_lock_is_reaped_by_those_who_stay(limited):
     scene = limited(memory=[2 * GIB])
     first, second = scene.program().start(), scene.program().start()
     first.allocate(GIB)
@@ -199,7 +195,7 @@ def test_a_neighbour_that_was_killed_with_the_lock_is_reaped_by_those_who_stay(
     assert is_free(file)
 
 
-def test_a_program_that_ends_leaves_no_slot(limited: Make) -> None:
+def test_a_program_that_ends_leaves_no_slot(limited):
     scene = limited(memory=[2 * GIB])
     program = scene.program().start()
     program.allocate(GIB)
@@ -207,7 +203,7 @@ def test_a_program_that_ends_leaves_no_slot(limited: Make) -> None:
     assert scene.region.snapshot().processes == ()
 
 
-def test_a_device_that_the_region_does_not_name_is_not_limited(limited: Make) -> None:
+def test_a_device_that_the_region_does_not_name_is_not_limited(limited):
     scene = limited(memory=[GIB], uuids=[gpu_uuid(1)])
     program = scene.program().start(0)
     program.allocate(2 * GIB)
@@ -218,7 +214,7 @@ def test_a_device_that_the_region_does_not_name_is_not_limited(limited: Make) ->
 
 
 @pytest.mark.parametrize("visible", ["1,0", f"{gpu_uuid(1)},{gpu_uuid(0)}"])
-def test_devices_are_told_by_their_uuids_not_by_their_order(limited: Make, visible: str) -> None:
+def test_devices_are_told_by_their_uuids_not_by_their_order(limited, visible):
     scene = limited(memory=[GIB, 4 * GIB])
     program = scene.program(CUDA_VISIBLE_DEVICES=visible).start(0)
     program.allocate(2 * GIB)
@@ -228,7 +224,7 @@ def test_devices_are_told_by_their_uuids_not_by_their_order(limited: Make, visib
     assert refused(program, GIB)
 
 
-def test_a_device_that_was_asked_for_too_soon_is_limited_all_the_same(limited: Make) -> None:
+def test_a_device_that_was_asked_for_too_soon_is_limited_all_the_same(limited):
     """Before cuInit() the driver does not say which one it is."""
     scene = limited(memory=[GIB])
     program = scene.program()
@@ -238,13 +234,13 @@ def test_a_device_that_was_asked_for_too_soon_is_limited_all_the_same(limited: M
     assert refused(program, GIB)
 
 
-def test_the_uuid_and_the_name_of_a_device_stay_as_they_are(limited: Make, bare: Bare) -> None:
+def test_the_uuid_and_the_name_of_a_device_stay_as_they_are(limited, bare):
     program, other = limited(memory=[GIB]).program().start(), bare().start()
     for question in (("cuDeviceGetUuid", room(16), 0), ("cuDeviceGetName", room(64), 64, 0)):
         assert program.do(*question) == other.do(*question)
 
 
-def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
+def test_a_context_that_does_not_fit_is_refused(limited):
     scene = limited(memory=[CONTEXT + 100 * MIB])
     first = scene.program().start()
     first.allocate(MIB)
@@ -259,7 +255,7 @@ def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
         assert refused(first, 1)
 
 
-def test_a_gpu_that_the_region_does_not_name_is_shown_as_it_is(limited: Make, inject: str) -> None:
+def test_a_gpu_that_the_region_does_not_name_is_shown_as_it_is(limited, inject):
     """By CUDA and by NVML alike; its index in the region is another GPU's."""
     scene = limited(memory=[GIB], uuids=[gpu_uuid(1)], inject=inject)
     program = scene.program()
@@ -268,7 +264,7 @@ def test_a_gpu_that_the_region_does_not_name_is_shown_as_it_is(limited: Make, in
     assert [program.do("cuDeviceTotalMem_v2", OUT, index) for index in (0, 1)] == [TOTAL, GIB]
 
 
-def test_a_region_without_uuids_counts_gpus_by_their_index(limited: Make, inject: str) -> None:
+def test_a_region_without_uuids_counts_gpus_by_their_index(limited, inject):
     scene = limited(memory=[GIB, 2 * GIB], uuids=[], inject=inject)
     program = scene.program().start(1)
     program.allocate(MIB)
@@ -276,9 +272,7 @@ def test_a_region_without_uuids_counts_gpus_by_their_index(limited: Make, inject
     assert [program.nvml_memory(index)[0] for index in (0, 1)] == [GIB, 2 * GIB]
 
 
-def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(
-    limited: Make, c_programs: Path
-) -> None:
+def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(limited, c_programs):
     """The thread that looks around measures at the same moment."""
     scene = limited(memory=[CONTEXT + 100 * MIB])
     scene.program().start()
@@ -287,7 +281,7 @@ def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(
     assert scene.used() == CONTEXT
 
 
-def test_what_the_driver_takes_beyond_the_limit_counts(limited: Make) -> None:
+def test_what_the_driver_takes_beyond_the_limit_counts(limited):
     """It cannot be refused; the program is not told that it is free."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -299,9 +293,7 @@ def test_what_the_driver_takes_beyond_the_limit_counts(limited: Make) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
-    limited: Make, c_programs: Path
-) -> None:
+def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(limited, c_programs):
     """Whichever of them has reaped it."""
     threads, size = 8, 64 * MIB
     scene = limited(memory=[2 * CONTEXT + threads * size])
@@ -312,8 +304,6 @@ def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert survivor.stdin is not None
-    assert survivor.stdout is not None
     try:
         assert survivor.stdout.readline() == "started\n"
         for _ in range(12):
@@ -328,7 +318,7 @@ def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
         survivor.communicate()
 
 
-def test_a_refusal_looks_at_no_process_for_a_slot_that_is_empty(limited: Make) -> None:
+def test_a_refusal_looks_at_no_process_for_a_slot_that_is_empty(limited):
     """A process that ends leaves its slot, where a neighbour's lies behind it."""
 
     def reads(program: CudaProgram) -> int:
@@ -352,9 +342,7 @@ def test_a_refusal_looks_at_no_process_for_a_slot_that_is_empty(limited: Make) -
     assert reads(second) - before < calls / 4 * processes
 
 
-def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(
-    limited: Make, gpus: FakeGpus, bare: Bare
-) -> None:
+def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(limited, gpus, bare):
     """Among programs of other containers, which no slot claims either."""
     offset = 100_000_000  # no process has such a pid
     gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(offset)
@@ -369,7 +357,7 @@ def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(
     assert len(others) == 2
 
 
-def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited: Make) -> None:
+def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited):
     """By a piece, 32 MiB here, of which little is asked for: then the allocation is undone."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -393,7 +381,7 @@ def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited: Make) -> N
     eventually(lambda: held() == 0)
 
 
-def test_nothing_that_fits_is_refused_to_a_pool(limited: Make) -> None:
+def test_nothing_that_fits_is_refused_to_a_pool(limited):
     scene = limited(memory=[CONTEXT + 64 * MIB])
     program = scene.program().start()
     first = program.do("cuMemAllocAsync", OUT, 64 * MIB, None)
@@ -404,7 +392,7 @@ def test_nothing_that_fits_is_refused_to_a_pool(limited: Make) -> None:
     assert scene.used() == CONTEXT + 64 * MIB
 
 
-def test_each_refusal_by_the_limit_counts_once(limited: Make, inject: str) -> None:
+def test_each_refusal_by_the_limit_counts_once(limited, inject):
     """Of the driver's own refusals none does, nor does what a second try is granted."""
     scene = limited(memory=[GIB], inject=inject)
     size = scene.path.stat().st_size

@@ -17,7 +17,7 @@ CONTEXT = 256 * MIB
 
 
 @pytest.mark.slow
-def test_a_forged_slot_does_not_keep_the_others_from_looking(limited: Make) -> None:
+def test_a_forged_slot_does_not_keep_the_others_from_looking(limited):
     """The process with the lowest pid looks after the others; anyone can write one."""
     scene = limited(memory=[4 * GIB])
     first, second = scene.program().start(), scene.program().start()
@@ -31,7 +31,7 @@ def test_a_forged_slot_does_not_keep_the_others_from_looking(limited: Make) -> N
     assert second.info() == (4 * GIB - CONTEXT, 4 * GIB)
 
 
-def test_a_neighbour_that_became_another_program_is_reaped(limited: Make) -> None:
+def test_a_neighbour_that_became_another_program_is_reaped(limited):
     """Its pid lives on, and what it had is free."""
     scene = limited(memory=[4 * GIB])
     programs = sorted((scene.program() for _ in range(2)), key=lambda program: program.pid)
@@ -40,7 +40,6 @@ def test_a_neighbour_that_became_another_program_is_reaped(limited: Make) -> Non
     survivor, other = programs
     other.allocate(GIB)
     assert scene.used() == 2 * CONTEXT + GIB
-    assert other.process.stdin is not None
     other.process.stdin.write(json.dumps([["exec", "sleep", "600"]]) + "\n")
     other.process.stdin.flush()
     eventually(lambda: scene.used() == CONTEXT)

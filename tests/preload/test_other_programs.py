@@ -74,7 +74,7 @@ SLOW = {"clang", "java", "node"}
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS],
 )
-def test_a_program_without_cuda_notices_nothing(name: str, tmp_path: Path) -> None:
+def test_a_program_without_cuda_notices_nothing(name, tmp_path):
     command = PROGRAMS[name]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")

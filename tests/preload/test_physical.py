@@ -106,7 +106,7 @@ class Physical:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_region_counts_what_is_held_or_mapped(limited: Make, seed: int) -> None:
+def test_the_region_counts_what_is_held_or_mapped(limited, seed):
     scene = limited(memory=[LIMIT])
     physical = Physical(scene.program().start(), seed)
     for number in range(500):
@@ -116,7 +116,7 @@ def test_the_region_counts_what_is_held_or_mapped(limited: Make, seed: int) -> N
     assert scene.used() == CONTEXT
 
 
-def test_more_pieces_than_were_expected_each_count(limited: Make) -> None:
+def test_more_pieces_than_were_expected_each_count(limited):
     """The list of them grows, and what was freed in the middle is used again."""
     scene = limited(memory=[LIMIT])
     program = scene.program().start()

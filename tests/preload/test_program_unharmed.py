@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, MIB
@@ -51,7 +50,7 @@ class Allocating:
 
 
 @pytest.fixture
-def suspended(limited: Make) -> Iterator[tuple[Limited, Allocating]]:
+def suspended(limited) -> Iterator[tuple[Limited, Allocating]]:
     """A region, and a program in it that is suspended."""
     scene = limited(memory=[GIB])
     allocating = Allocating(scene)
@@ -70,9 +69,7 @@ def goes_on(allocating: Allocating) -> None:
         raise
 
 
-def test_a_program_that_is_resumed_goes_on_within_a_quarter_of_a_second(
-    suspended: tuple[Limited, Allocating],
-) -> None:
+def test_a_program_that_is_resumed_goes_on_within_a_quarter_of_a_second(suspended):
     """Without a load from elsewhere: once is enough."""
     scene, allocating = suspended
     pid = allocating.program.pid
@@ -94,9 +91,7 @@ def test_a_program_that_is_resumed_goes_on_within_a_quarter_of_a_second(
     eventually(goes_on_soon)
 
 
-def test_a_suspended_program_goes_on_when_its_slot_is_taken_away(
-    suspended: tuple[Limited, Allocating],
-) -> None:
+def test_a_suspended_program_goes_on_when_its_slot_is_taken_away(suspended):
     """Nobody could resume it any more; with its next allocation it has a slot again."""
     scene, allocating = suspended
     offset, form = locate(hami.Layout.V1_2, "slot_pid", slot=0)
@@ -111,25 +106,19 @@ def test_a_suspended_program_goes_on_when_its_slot_is_taken_away(
     )
 
 
-def test_a_suspended_program_goes_on_when_its_region_is_truncated(
-    suspended: tuple[Limited, Allocating],
-) -> None:
+def test_a_suspended_program_goes_on_when_its_region_is_truncated(suspended):
     scene, allocating = suspended
     truncate(scene.path, 0)
     goes_on(allocating)
 
 
-def test_a_pool_that_the_program_destroys_is_not_asked_about_any_more(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_a_pool_that_the_program_destroys_is_not_asked_about_any_more(limited, c_programs, inject):
     """The driver's pools are pointers: one that is used after its end may end the program."""
     done = limited(memory=[GIB], inject=inject).run(str(c_programs / "pool_ends"), "50000")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_threads_of_the_library_answer_to_the_programs_sandbox(
-    limited: Make, c_programs: Path
-) -> None:
+def test_the_threads_of_the_library_answer_to_the_programs_sandbox(limited, c_programs):
     program = str(c_programs / "sandboxed")
     done = limited(memory=[GIB]).run(program)
     if done.returncode == 2:
@@ -137,9 +126,7 @@ def test_the_threads_of_the_library_answer_to_the_programs_sandbox(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_is_held_behind_the_filter_of_a_container_engine(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_a_program_is_held_behind_the_filter_of_a_container_engine(limited, c_programs, inject):
     """What such a filter denies by default is no system call that the library needs."""
     scene = limited(memory=[2 * GIB], sm=[50, None], inject=inject)
     storm = [str(c_programs / "storm"), *map(str, (1, 2, 3, 3, 60, 256 * MIB, 6, 0))]
@@ -153,14 +140,14 @@ def test_a_program_is_held_behind_the_filter_of_a_container_engine(
     assert scene.used() == 0
 
 
-def test_the_driver_is_not_called_while_it_ends(limited: Make, inject: str) -> None:
+def test_the_driver_is_not_called_while_it_ends(limited, inject):
     """By atexit(), for longer than the library's thread ever rests."""
     program = limited(memory=[GIB], inject=inject).program(FAKE_CUDA_END_MS="1200").start()
     program.allocate(MIB)
     assert program.end() == (0, "")
 
 
-def test_a_library_may_use_the_driver_as_it_is_loaded(limited: Make, c_programs: Path) -> None:
+def test_a_library_may_use_the_driver_as_it_is_loaded(limited, c_programs):
     """While another thread does so for the first time, and the loader is busy."""
     scene = limited(memory=[GIB, GIB])
     library = str(c_programs / "libconstructing.so")
@@ -175,7 +162,7 @@ def test_a_library_may_use_the_driver_as_it_is_loaded(limited: Make, c_programs:
         process.wait()
 
 
-def test_a_complaint_that_nobody_reads_ends_no_program(limited: Make, c_programs: Path) -> None:
+def test_a_complaint_that_nobody_reads_ends_no_program(limited, c_programs):
     scene = limited(memory=[GIB])
     scene.path.unlink()
     reader, writer = os.pipe()
@@ -190,7 +177,7 @@ def test_a_complaint_that_nobody_reads_ends_no_program(limited: Make, c_programs
     assert done.returncode == 0
 
 
-def test_a_capture_goes_on_while_the_library_asks_about_pools(limited: Make) -> None:
+def test_a_capture_goes_on_while_the_library_asks_about_pools(limited):
     """What is not safe in a capture ends it, in whichever thread it is called."""
     program = limited(memory=[GIB]).program().start()
     pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -205,9 +192,7 @@ def test_a_capture_goes_on_while_the_library_asks_about_pools(limited: Make) -> 
     program.do("cuStreamEndCapture", stream, OUT)
 
 
-def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(
-    limited: Make, bare: Callable[[], CudaProgram]
-) -> None:
+def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(limited, bare):
     scene = limited(memory=[GIB], sm=[1, None])
     codes = []
     for program in (bare().start(), scene.program().start()):
@@ -237,9 +222,7 @@ def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(
     assert set(codes[0]) == {NOT_INITIALIZED}
 
 
-def test_a_fork_takes_each_lock_that_it_gives_back(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_a_fork_takes_each_lock_that_it_gives_back(limited, c_programs, inject):
     """Else it would give back a lock that another thread holds."""
     scene = limited(memory=[GIB], sm=[50, None], inject=inject)
     environment = scene.environment()

@@ -8,11 +8,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from fake_cuda.driver import MIB, FakeGpus, stop
-from support.busy_programs import BusyProgram, Observer
+from fake_cuda.driver import MIB, stop
+from support.busy_programs import BusyProgram
 from support.cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
 from support.limited import Limited
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
@@ -40,8 +39,8 @@ def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:
 
 @pytest.mark.slow(keep=1)
 def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
-    limited: Make, observer: Observer, busy: Start, inject: str
-) -> None:
+    limited, observer, busy, inject
+):
     scene = limited(sm=[20, 50], inject=inject)
     busy(scene, "busy_1ms")
     busy(scene, "busy_100us", style="graph", pending=20, device=1)
@@ -62,8 +61,8 @@ def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
 
 
 def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stopped(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+    limited, observer, busy
+):
     scene = limited(sm=[20, None])
     first = busy(scene, "busy_1ms")
     eventually(lambda: sm_percent(scene, first.pid) > 0)  # nobody else could have measured it
@@ -80,8 +79,8 @@ def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stoppe
 
 @pytest.mark.parametrize(("limit", "most"), [(10, 30), (50, 75)])
 def test_many_processes_are_held_together_and_none_of_them_stops(
-    limited: Make, observer: Observer, busy: Start, limit: int, most: int
-) -> None:
+    limited, observer, busy, limit, most
+):
     """A share of less than half a percent of the time shows as none, in short kernels."""
     scene = limited(sm=[limit, None])
     programs = [busy(scene, "busy_100us") for _ in range(MANY)]
@@ -97,7 +96,7 @@ def test_many_processes_are_held_together_and_none_of_them_stops(
     )
 
 
-def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
+def test_the_region_shows_how_busy_each_process_is(limited, busy):
     scene = limited(sm=[40, None])
     programs = [busy(scene, "busy_1ms") for _ in range(2)]
 
@@ -114,9 +113,7 @@ def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -
     assert scene.region.snapshot().devices[1].sm_util_percent == 0
 
 
-def test_a_region_without_uuids_is_measured_too(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_a_region_without_uuids_is_measured_too(limited, observer, busy):
     """Its rows are CUDA's devices."""
     scene = limited(sm=[None, 20], uuids=[])
     program = busy(scene, "busy_1ms", pending=200, device=1)
@@ -125,9 +122,7 @@ def test_a_region_without_uuids_is_measured_too(
     eventually(lambda: 0 < observer.busy_percent(1, device=1) < HELD)
 
 
-def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(limited, observer, busy):
     scene = limited(sm=[None, None])
     busy(scene, "busy_1ms", pending=200)
     eventually(lambda: observer.busy_percent(0.5) > FREE)
@@ -141,15 +136,14 @@ def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(
     eventually(lambda: observer.busy_percent(0.5) > FREE)
 
 
-def test_a_launch_that_the_driver_refuses_costs_nothing(limited: Make) -> None:
+def test_a_launch_that_the_driver_refuses_costs_nothing(limited):
     program = limited(sm=[50, None]).program().start()
     module = program.do("cuModuleLoadData", OUT, "text:any image")
     kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
 
     def launch(function: int, width: int) -> int:
         sizes = (width, width, 1, 32, 1, 1, 0)
-        code: int = program.call("cuLaunchKernel", function, *sizes, None, None, None)[0]
-        return code
+        return program.call("cuLaunchKernel", function, *sizes, None, None, None)[0]
 
     for _ in range(100):
         assert launch(kernel, 1) == SUCCESS
@@ -168,8 +162,8 @@ def test_a_launch_that_the_driver_refuses_costs_nothing(limited: Make) -> None:
 
 @pytest.mark.parametrize(("policy", "switch"), [("disable", True), ("force", False)])
 def test_the_policy_of_the_environment_overrides_the_switch(
-    limited: Make, observer: Observer, busy: Start, policy: str, switch: bool
-) -> None:
+    limited, observer, busy, policy, switch
+):
     scene = limited(sm=[20, None])
     scene.region.set_utilization_switch(switch)
     busy(scene, "busy_1ms", pending=200, GPU_CORE_UTILIZATION_POLICY=policy)
@@ -179,9 +173,7 @@ def test_the_policy_of_the_environment_overrides_the_switch(
         eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
 
-def test_threads_launch_through_forks_and_changes_of_the_limit(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
+def test_threads_launch_through_forks_and_changes_of_the_limit(limited, c_programs, inject):
     """None of them waits for ever, and the program ends by itself."""
     scene = limited(sm=[60, None], inject=inject)
     program = subprocess.Popen([str(c_programs / "launchers"), "6", "150"], env=scene.environment())
@@ -192,9 +184,7 @@ def test_threads_launch_through_forks_and_changes_of_the_limit(
             break
 
 
-def test_a_suspended_process_launches_nothing(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+def test_a_suspended_process_launches_nothing(limited, observer, busy):
     scene = limited(sm=[None, None])
     program = busy(scene, "busy_1ms")
     scene.region.suspend(program.pid)
@@ -204,8 +194,8 @@ def test_a_suspended_process_launches_nothing(
 
 
 def test_limits_and_suspensions_hold_in_a_context_that_is_made_in_an_unknown_way(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
+    limited, observer, busy
+):
     scene = limited(sm=[None, None])
     program = busy(scene, "busy_1ms", style="unknown", pending=200)
     eventually(lambda: observer.busy_percent(0.5) > FREE)
@@ -217,9 +207,7 @@ def test_limits_and_suspensions_hold_in_a_context_that_is_made_in_an_unknown_way
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("limit", [50, None])
-def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(
-    limited: Make, observer: Observer, busy: Start, limit: int | None
-) -> None:
+def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(limited, observer, busy, limit):
     """Up to HAMi 2.8.0 those of every process, later those under an SM limit."""
     layouts = (hami.Layout.V1_1, hami.Layout.V1_1_POSTINIT, hami.Layout.V1_2)
     scenes = [limited(sm=[limit, None], layout=layout) for layout in layouts]
@@ -239,7 +227,7 @@ def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(
 
 
 @pytest.mark.parametrize("limit", [50, None])
-def test_the_region_is_told_of_launches(limited: Make, busy: Start, limit: int | None) -> None:
+def test_the_region_is_told_of_launches(limited, busy, limit):
     scene = limited(sm=[limit, None])
     # Of its creation.
     created_s = scene.region.snapshot().last_kernel_time_s or 0
@@ -250,9 +238,7 @@ def test_the_region_is_told_of_launches(limited: Make, busy: Start, limit: int |
     eventually(lambda: (scene.region.snapshot().last_kernel_time_s or 0) > created_s)
 
 
-def test_without_figures_nothing_is_held_up_and_one_line_says_so(
-    limited: Make, observer: Observer, busy: Start, tmp_path: Path
-) -> None:
+def test_without_figures_nothing_is_held_up_and_one_line_says_so(limited, observer, busy, tmp_path):
     """As on MIG devices and under WSL, whose NVML answers NVML_ERROR_NOT_SUPPORTED."""
     rules = tmp_path / "rules"
     names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
@@ -266,9 +252,7 @@ def test_without_figures_nothing_is_held_up_and_one_line_says_so(
     )
 
 
-def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(
-    limited: Make, observer: Observer, busy: Start, tmp_path: Path
-) -> None:
+def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(limited, observer, busy, tmp_path):
     """Its older function for the work of processes answers 0 %."""
     rules = tmp_path / "rules"
     rules.write_text("quirk blackwell\n")
@@ -278,9 +262,7 @@ def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(
     eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
 
-def test_a_program_that_the_driver_shows_by_another_pid_is_held(
-    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start
-) -> None:
+def test_a_program_that_the_driver_shows_by_another_pid_is_held(limited, gpus, observer, busy):
     """As in a container whose NVML has the host's pids."""
     gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
     scene = limited(sm=[20, None])
@@ -295,8 +277,8 @@ def test_a_program_that_the_driver_shows_by_another_pid_is_held(
 
 @pytest.mark.slow
 def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
-    limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start, tmp_path: Path
-) -> None:
+    limited, gpus, bare, observer, busy, tmp_path
+):
     """The driver has not shown who was there before it, and then shows two that it may be."""
     gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
     rules = tmp_path / "rules"
@@ -304,7 +286,6 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
     bare().start()
     scene = limited(sm=[20, None])
     program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
-    assert program.process.stderr is not None
     assert program.process.stderr.readline() == (
         "libhamiregion: the SM limit of device 0 cannot be held: NVML does not show this process by"
         " a pid that it can be known by\n"
@@ -313,7 +294,7 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
 
 
 @pytest.mark.parametrize("name", ["cuLaunchKernel", "cuLaunchKernel_ptsz"])
-def test_a_captured_launch_costs_nothing(limited: Make, name: str) -> None:
+def test_a_captured_launch_costs_nothing(limited, name):
     """It only becomes a node of a graph; those after it would wait for half a second."""
     scene = limited(sm=[10, None])
     relaxed, per_thread_stream = 2, 2
@@ -349,7 +330,7 @@ def test_a_captured_launch_costs_nothing(limited: Make, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_waits_ten_seconds_at_most(limited: Make) -> None:
+def test_a_launch_waits_ten_seconds_at_most(limited):
     """The kernel that it waits behind may be one that waits for it."""
     program = limited(sm=[10, None]).program().start()
     module = program.do("cuModuleLoadData", OUT, "text:any image")

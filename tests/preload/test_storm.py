@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, FakeGpus
+from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
 from support.stress import scaled
@@ -36,8 +36,7 @@ LENGTHS = [
 
 def high(observer: CudaProgram) -> int:
     """The most memory of the first GPU that has ever been in use at one time."""
-    bytes_: int = observer.do("fake_cuda_used_high", 0, OUT)
-    return bytes_
+    return observer.do("fake_cuda_used_high", 0, OUT)
 
 
 def play(scene: Limited, storm: Path, *wanted: int) -> tuple[int, int]:
@@ -50,15 +49,8 @@ def play(scene: Limited, storm: Path, *wanted: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("processes", "threads", "rounds", "calls"), LENGTHS)
 def test_a_storm_never_passes_the_limit(
-    limited: Make,
-    bare: Bare,
-    c_programs: Path,
-    inject: str,
-    processes: int,
-    threads: int,
-    rounds: int,
-    calls: int,
-) -> None:
+    limited, bare, c_programs, inject, processes, threads, rounds, calls
+):
     scene = limited(memory=[2 * GIB], inject=inject)
     wanted = (processes, processes, threads, rounds, calls, LARGEST, CHARGED_FIRST, 0)
     granted, refused = play(scene, c_programs / "storm", *wanted)
@@ -71,8 +63,8 @@ def test_a_storm_never_passes_the_limit(
 
 @pytest.mark.parametrize(("processes", "threads", "rounds", "calls"), LENGTHS)
 def test_a_storm_of_everything_leaves_nothing(
-    limited: Make, c_programs: Path, processes: int, threads: int, rounds: int, calls: int
-) -> None:
+    limited, c_programs, processes, threads, rounds, calls
+):
     scene = limited(memory=[2 * GIB])
     wanted = (processes, processes, threads, rounds, calls, LARGEST, ALL_WAYS, 0)
     granted, refused = play(scene, c_programs / "storm", *wanted)
@@ -84,9 +76,7 @@ def test_a_storm_of_everything_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
-    limited: Make, gpus: FakeGpus, bare: Bare, c_programs: Path
-) -> None:
+def test_a_storm_with_pools_is_hardly_ever_above_the_limit(limited, gpus, bare, c_programs):
     """A piece may be larger than was charged, until its allocation is undone."""
     gpus.settings["FAKE_CUDA_CONTEXT"] = "0"
     scene = limited(memory=[2 * GIB])
@@ -107,7 +97,7 @@ def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
 
 
 @pytest.mark.slow
-def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Path) -> None:
+def test_programs_that_become_others_leave_nothing(limited, c_programs):
     scene = limited(memory=[2 * GIB])
     for seed in range(scaled(20, 2)):
         play(scene, c_programs / "storm", seed, 2, 3, 6, 60, LARGEST, ALL_WAYS, EXECS)
@@ -117,9 +107,7 @@ def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Pa
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(scaled(200, 20), marks=pytest.mark.slow)])
-def test_the_killed_are_reaped_and_hold_no_lock(
-    limited: Make, c_programs: Path, kills: int
-) -> None:
+def test_the_killed_are_reaped_and_hold_no_lock(limited, c_programs, kills):
     scene = limited(memory=[4 * GIB])
     survivor = scene.program().start()
     chance = random.Random(kills)
@@ -157,7 +145,7 @@ def pids(scene: Limited) -> set[int]:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
-def test_a_pool_of_processes_shares_the_limit(limited: Make, start: str, inject: str) -> None:
+def test_a_pool_of_processes_shares_the_limit(limited, start, inject):
     """Each worker of a pool is a program under the region; the parent uses the driver after it."""
     scene = limited(memory=[GIB], inject=inject)
     pool = str(Path(__file__).parent / "clients" / "pool.py")

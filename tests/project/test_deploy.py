@@ -23,7 +23,7 @@ CHART = DEPLOY / "helm" / "libhamiregion"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 
 
-def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
+def test_rules_and_dashboard_of_the_chart_are_those_of_deploy():
     for link in (DEPLOY / "prometheus" / "rules.yaml", DEPLOY / "grafana" / "dashboard.json"):
         file = CHART / "files" / link.name
         assert link.samefile(file)
@@ -32,7 +32,7 @@ def test_rules_and_dashboard_of_the_chart_are_those_of_deploy() -> None:
 
 
 @needs_promtool
-def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+def test_the_alerts_fire_when_they_should_and_only_then():
     directory = DEPLOY / "prometheus"
     for words in (("check", "rules", "rules.yaml"), ("test", "rules", "rules_test.yaml")):
         done = subprocess.run(
@@ -41,7 +41,7 @@ def test_the_alerts_fire_when_they_should_and_only_then() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_is_tested() -> None:
+def test_every_alert_is_tested():
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
     tests = yaml.safe_load((DEPLOY / "prometheus" / "rules_test.yaml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
@@ -54,7 +54,7 @@ def test_every_alert_is_tested() -> None:
     assert tested == alerts
 
 
-def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
+def test_rules_and_dashboard_ask_for_metrics_that_there_are():
     known = {family.name for family in FAMILIES}
     text = (DEPLOY / "prometheus" / "rules.yaml").read_text()
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
@@ -73,7 +73,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         assert asked <= known, source
 
 
-def test_the_image_has_what_the_chart_runs() -> None:
+def test_the_image_has_what_the_chart_runs():
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     extras = set(re.findall(r"\[([a-z,]+)\]", dockerfile))
     assert extras == {"cli,exporter,kubernetes,plan"}

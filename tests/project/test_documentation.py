@@ -1,7 +1,5 @@
 """What the documentation shows is what happens: every example runs."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import doctest
@@ -14,9 +12,10 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 import pytest
@@ -33,9 +32,6 @@ from libhamiregion.observation.rows import ProcessState
 from libhamiregion.plan.diff import UnappliedReason
 from libhamiregion.services.controllers import Evidence
 from libhamiregion.testing import FakeNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,7 +53,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(match["kind"], match["code"]) for match in FENCE.finditer(page.read_text())]
 
 
-def test_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstrings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tried = 0
     for name in MODULES:
@@ -154,7 +150,7 @@ class Sandbox:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(page, tmp_path, monkeypatch):
     """Sessions, commands and programs run, top to bottom, beside a fake node.
 
     Not run: what takes a driver (test_examples.py does), Docker, a cluster, or an
@@ -181,7 +177,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 sandbox.run(code)
 
 
-def test_files_of_the_tree_that_a_page_names_are_there() -> None:
+def test_files_of_the_tree_that_a_page_names_are_there():
     named = re.compile(r"\b((?:deploy|examples|benchmarks|csrc)/[\w./-]*\w)")
     for page in PAGES:
         missing = {each for each in named.findall(page.read_text()) if not (ROOT / each).exists()}
@@ -240,9 +236,7 @@ def parse(words: list[str]) -> None:
         command, words = found, [rest[0], *more]
 
 
-def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_command_in_a_text_has_verbs_and_options_that_there_are(monkeypatch):
     monkeypatch.setenv("NODE_NAME", "gpu-1")
     for text in example_texts():
         for match in COMMAND.finditer(text):
@@ -260,7 +254,7 @@ def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
                 pytest.fail(f"{command}: {error.format_message()}")
 
 
-def test_no_text_installs_by_a_name_that_anyone_can_take() -> None:
+def test_no_text_installs_by_a_name_that_anyone_can_take():
     """The package is on no index: a stranger could register the name, and be installed as root."""
     by_name = re.compile(r"pip install (?:-\S+ )*['\"]?libhamiregion\b")
     folders = ("libhamiregion", "examples", "docs", "deploy")
@@ -270,7 +264,7 @@ def test_no_text_installs_by_a_name_that_anyone_can_take() -> None:
     assert [path for path in texts if by_name.search(path.read_text())] == []
 
 
-def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it() -> None:
+def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it():
     page = (ROOT / "docs" / "command-line.md").read_text()
     section = page.partition("## A node")[2].partition("\n## ")[0]
     everywhere = ["ps", "containers", "top", "doctor"]
@@ -281,7 +275,6 @@ def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it() -> Non
         verbs = re.findall(r"`(\w+)`", named[1]) if named else everywhere
         for verb in verbs:
             command = hamiregion.get_command(click.Context(hamiregion), verb)
-            assert command is not None
             known = {each for one in command.params for each in one.opts}
             assert set(re.findall(r"--[\w-]+", options)) <= known, (verb, options)
 
@@ -295,9 +288,7 @@ def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it() -> Non
         ("node", [each.value for each in MissingReason]),
     ],
 )
-def test_every_value_that_is_printed_has_a_row_in_its_table(
-    page: str, values: Sequence[str]
-) -> None:
+def test_every_value_that_is_printed_has_a_row_in_its_table(page, values):
     rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
     explained = {word.strip("`") for each in rows for word in each.split(", ")}
     assert values
@@ -332,5 +323,5 @@ def documented_names() -> Iterator[str]:
                 yield name if name.startswith("libhamiregion.") else f"{module}.{name}"
 
 
-def test_reference_has_every_public_name_where_it_is_imported_from() -> None:
+def test_reference_has_every_public_name_where_it_is_imported_from():
     assert PUBLIC - {"libhamiregion.__version__"} - set(documented_names()) == set()

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.containers import Starter
 from support.exposition import parsed
 from support.node_scene import NodeScene
 from support.region_file import RegionFile
@@ -33,7 +32,7 @@ DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_path: Path) -> None:
+def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_path):
     files = NodeScene(tmp_path)
     golden = files.golden("1.2-many-processes")
     command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
@@ -41,7 +40,6 @@ def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_p
         [*command, str(files.root), "0"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
                 found = parsed(answer.read())
@@ -122,7 +120,7 @@ class Night:
 
 
 @pytest.fixture
-def night(tmp_path: Path) -> Night:
+def night(tmp_path) -> Night:
     return Night(tmp_path)
 
 
@@ -130,9 +128,7 @@ def limits(*regions: RegionFile) -> list[int]:
     return [each.get("limit") // GIB for each in regions]
 
 
-def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_them(
-    night: Night,
-) -> None:
+def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_them(night):
     idle, touched, busy = (night.idle(name) for name in "abc")
     busy.put("last_kernel_time", int(time.time()))
     done = night.run("shrink")
@@ -144,7 +140,7 @@ def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_
     assert night.undo_plans() == 0
 
 
-def test_a_night_job_that_runs_twice_is_undone_by_one_restore(night: Night) -> None:
+def test_a_night_job_that_runs_twice_is_undone_by_one_restore(night):
     region = night.idle("a")
     for used in (3, 2):
         for field in ("slot_used.data", "slot_used.total"):
@@ -159,7 +155,7 @@ def test_a_night_job_that_runs_twice_is_undone_by_one_restore(night: Night) -> N
     assert night.undo_plans() == 0
 
 
-def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night: Night) -> None:
+def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night):
     first, cut, last = (night.idle(name) for name in "abc")
     whole = cut.content()
     assert night.run("shrink").returncode == 0
@@ -177,9 +173,7 @@ def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night: Nigh
     assert night.undo_plans() == 0
 
 
-def test_a_conflict_in_one_container_leaves_the_others_shrunk(
-    night: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conflict_in_one_container_leaves_the_others_shrunk(night, monkeypatch):
     first, touched, last = (night.idle(name) for name in "abc")
     write = os.link
 
@@ -197,9 +191,7 @@ def test_a_conflict_in_one_container_leaves_the_others_shrunk(
     assert limits(first, touched, last) == [8, 5, 8]
 
 
-def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
-    tmp_path: Path,
-) -> None:
+def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(tmp_path):
     files = NodeScene(tmp_path)
     ours, touched, other = (
         files.container(pod=pod, memory_limits=["10GiB"], uuids=["GPU-1"])
@@ -236,15 +228,13 @@ TRIED = {
 SERVERS = {"fastapi_app.py", "own_exporter.py"}
 
 
-def test_every_example_is_run_twice_or_serves() -> None:
+def test_every_example_is_run_twice_or_serves():
     assert {path.name for path in EXAMPLES.glob("*.py")} == TRIED.keys() | SERVERS
 
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", TRIED)
-def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_example_runs_twice_and_says_so_where_there_is_nothing(name, tmp_path):
     files = NodeScene(tmp_path)
     region = add_region(files, "train", "6GiB")
     wrong = tmp_path / "nowhere"
@@ -271,7 +261,7 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
 
 
 @pytest.mark.root
-def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) -> None:
+def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path):
     files = NodeScene(tmp_path)
     wedged, free = (add_region(files, name, "8GiB") for name in "ab")
     wedged.put("owner_pid", DEAD_PID)
@@ -284,7 +274,7 @@ def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) ->
         assert not region.lock_state().held
 
 
-def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) -> None:
+def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path):
     files = NodeScene(tmp_path)
     own = add_region(files, "main", "6GiB")
     own.add_process(7, {0: GIB})
@@ -321,7 +311,7 @@ def fetched(address: str, path: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
+def test_a_fastapi_application_serves_metrics_and_containers(tmp_path):
     files = NodeScene(tmp_path)
     add_region(files, "train", "6GiB")
     (files.container("broken", region=False).directory / "a.cache").write_bytes(b"no region")
@@ -373,14 +363,14 @@ def notebook(path: Path, **more: str) -> list[str]:
     return [json.loads(line)["shown"] for line in done.stdout.splitlines()]
 
 
-def test_the_notebook_ends_with_the_error_of_a_wrong_root(tmp_path: Path) -> None:
+def test_the_notebook_ends_with_the_error_of_a_wrong_root(tmp_path):
     done = run_notebook(EXAMPLES / "containers.ipynb", HOOK_PATH=str(tmp_path / "nowhere"))
     assert done.returncode != 0
     assert "nowhere" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path: Path) -> None:
+def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path):
     path = EXAMPLES / "containers.ipynb"
     document = json.loads(path.read_text())
     assert (document["nbformat"], len({each["id"] for each in document["cells"]})) == (4, 10)
@@ -414,7 +404,7 @@ def command_on_path(directory: Path, runs: RunScene) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_path: Path) -> None:
+def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs, tmp_path):
     limits = 'hamiregion limits get "$CUDA_DEVICE_MEMORY_SHARED_CACHE" --json'
     wait_for_all = f"until {limits} | grep -q null; do sleep 0.1; done; echo all; exit 7"
     done = subprocess.run(
@@ -431,9 +421,7 @@ def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_p
     assert len((EXAMPLES / "two_programs.sh").read_text().splitlines()) < 60
 
 
-def test_the_programs_of_the_page_about_budgets_run(
-    runs: RunScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_programs_of_the_page_about_budgets_run(runs, tmp_path, monkeypatch):
     """The other pages' run in test_documentation.py, without a driver."""
     page = (EXAMPLES.parent / "docs" / "a-gpu-budget.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -457,9 +445,7 @@ def test_the_programs_of_the_page_about_budgets_run(
 
 
 @pytest.mark.root
-def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
-    start: Starter, tmp_path: Path
-) -> None:
+def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(start, tmp_path):
     """Its region lies where plain Docker leaves it: in no directory of HAMi's."""
     service = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())["services"]["hamiregion"]
     recipe = (EXAMPLES.parent / "docs" / "recipes.md").read_text()

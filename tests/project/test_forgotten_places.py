@@ -11,7 +11,7 @@ import attrs
 import click
 import pytest
 from support.cli_verbs import commands
-from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene
+from support.plan_scene import plan, plan_nodes, plan_scene
 
 import libhamiregion
 import libhamiregion.cli
@@ -38,7 +38,7 @@ def page(name: str) -> str:
 # ---- verbs and their options ----
 
 
-def test_each_command_that_a_file_defines_is_a_verb() -> None:
+def test_each_command_that_a_file_defines_is_a_verb():
     reached = {id(command) for _, command in commands()}
     for module in pkgutil.iter_modules(libhamiregion.cli.__path__):
         found = vars(import_module(f"libhamiregion.cli.{module.name}"))
@@ -50,7 +50,7 @@ def test_each_command_that_a_file_defines_is_a_verb() -> None:
 # ---- collectors ----
 
 
-def test_each_collector_is_declared_and_made(tmp_path: Path) -> None:
+def test_each_collector_is_declared_and_made(tmp_path):
     declared = {collectors.ContainersCollector, *COLLECTORS.values()}
     for module in pkgutil.iter_modules(collectors.__path__):
         found = vars(import_module(f"{collectors.__name__}.{module.name}"))
@@ -71,7 +71,7 @@ def test_each_collector_is_declared_and_made(tmp_path: Path) -> None:
 
 @needs_tree
 @pytest.mark.parametrize("root", DEFAULT_ROOTS)
-def test_a_default_root_is_on_the_page_and_mounted_by_a_manifest(root: str) -> None:
+def test_a_default_root_is_on_the_page_and_mounted_by_a_manifest(root):
     assert f"`{root}`" in page("node")
     manifests = "".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*.yaml")
@@ -90,16 +90,14 @@ VALUES: dict[LimitField, tuple[str, int]] = {
 }
 
 
-def test_the_fields_of_a_plan_are_those_of_limits_and_of_a_region() -> None:
+def test_the_fields_of_a_plan_are_those_of_limits_and_of_a_region():
     assert tuple(each.name for each in attrs.fields(Limits)) == LIMIT_FIELDS == tuple(VALUES)
     assert set(DEVICE_FIELDS) < set(LIMIT_FIELDS)
     assert all(hasattr(Region, field) for field in LIMIT_FIELDS)
 
 
 @pytest.mark.parametrize("field", LIMIT_FIELDS)
-def test_a_field_of_a_plan_goes_all_the_way_and_back(
-    scene: PlanScene, node: Node, field: LimitField
-) -> None:
+def test_a_field_of_a_plan_goes_all_the_way_and_back(scene, node, field):
     file = scene.container()
     before = file.content()
     text, value = VALUES[field]
@@ -123,11 +121,10 @@ def test_a_field_of_a_plan_goes_all_the_way_and_back(
 
 
 @pytest.mark.parametrize("field", LIMIT_FIELDS)
-def test_a_field_of_a_plan_is_an_annotation_too(field: LimitField) -> None:
+def test_a_field_of_a_plan_is_an_annotation_too(field):
     text, value = VALUES[field]
     asked = {field.replace("_", "-"): text}
     pod = NodePod("research", "bert-0", "uid", annotations=asked)
     reading = plan_of_pods([pod])
     assert reading.problems == {}
-    assert reading.plan is not None
     assert [dict(rule.set) for rule in reading.plan.rules] == [{field: value}]

@@ -16,7 +16,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 needs_tree = pytest.mark.skipif(not WORKFLOWS, reason="needs the whole tree")
 
 
-def test_a_program_without_logging_sees_none_of_ours() -> None:
+def test_a_program_without_logging_sees_none_of_ours():
     said = subprocess.run(
         [
             sys.executable,
@@ -34,7 +34,7 @@ def test_a_program_without_logging_sees_none_of_ours() -> None:
 
 
 @needs_tree
-def test_actions_are_pinned_by_commit_with_their_version_beside_it() -> None:
+def test_actions_are_pinned_by_commit_with_their_version_beside_it():
     used = [line for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
     assert len(used) > 5
     pinned = re.compile(r"uses: (\./\S+|\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+)$")
@@ -42,7 +42,7 @@ def test_actions_are_pinned_by_commit_with_their_version_beside_it() -> None:
 
 
 @needs_tree
-def test_workflows_may_read_and_nothing_else_unless_a_job_says_so() -> None:
+def test_workflows_may_read_and_nothing_else_unless_a_job_says_so():
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text())
         assert workflow["permissions"] == {"contents": "read"}, path.name
@@ -51,7 +51,7 @@ def test_workflows_may_read_and_nothing_else_unless_a_job_says_so() -> None:
 
 
 @needs_tree
-def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
+def test_the_source_distribution_is_told_of_all_that_the_tree_has():
     """`make wheel` builds one, and compares each file."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -67,7 +67,7 @@ def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
 
 
 @needs_tree
-def test_an_installation_is_built_anew_when_a_file_of_the_core_changes() -> None:
+def test_an_installation_is_built_anew_when_a_file_of_the_core_changes():
     said = subprocess.run(
         ["make", "--print-data-base", "--question", "help"],
         cwd=ROOT,
@@ -76,13 +76,12 @@ def test_an_installation_is_built_anew_when_a_file_of_the_core_changes() -> None
         check=False,
     ).stdout
     inputs = re.search(r"^\S+/\.installed\S*: (.*)", said, re.MULTILINE)
-    assert inputs is not None
     core = {each.relative_to(ROOT).as_posix() for each in (ROOT / "csrc").rglob("*.[ch]")}
     assert core - set(inputs[1].split()) == set()
 
 
 @needs_tree
-def test_every_data_file_of_the_package_is_in_the_wheel() -> None:
+def test_every_data_file_of_the_package_is_in_the_wheel():
     listed = (ROOT / "pyproject.toml").read_text().partition("package-data]")[2].partition("\n\n")
     files = [each for each in (ROOT / "libhamiregion").rglob("*.*") if each.is_file()]
     wanted = {each.name for each in files if each.suffix in {".css", ".html", ".json"}}
@@ -91,13 +90,13 @@ def test_every_data_file_of_the_package_is_in_the_wheel() -> None:
 
 
 @needs_tree
-def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
+def test_every_layout_has_its_line_in_the_policy_of_support():
     policy = (ROOT / "docs/versions.md").read_text()
     assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
 
 
 @needs_tree
-def test_constraints_pin_each_dependency() -> None:
+def test_constraints_pin_each_dependency():
     text = (ROOT / "pyproject.toml").read_text()
     lists = re.findall(r"^(\w+) = \[([^]]*)\]", text[: text.index("[tool.")], re.MULTILINE)
     wanted = {
@@ -113,7 +112,7 @@ def test_constraints_pin_each_dependency() -> None:
 
 
 @needs_tree
-def test_all_that_make_installs_is_pinned_and_what_builds_it_too() -> None:
+def test_all_that_make_installs_is_pinned_and_what_builds_it_too():
     said = subprocess.run(
         ["make", "--dry-run", "VENV=none", "none/.installed", "none/.lint", "none/.docs"],
         cwd=ROOT,

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from support.region_file import RegionFile
 
 from libhamiregion import Region, open_region
 
 
 @pytest.fixture
-def region(file: RegionFile) -> Iterator[Region]:
+def region(file) -> Iterator[Region]:
     """The file's region."""
     with open_region(file, writable=True) as opened:
         yield opened

@@ -8,12 +8,11 @@ import contextlib
 import os
 
 import pytest
-from support.actors import MakeActor
 from support.lock_bytes import NOBODY, is_free
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 
-from libhamiregion import Layout, Region, Slot, SlotRepair, open_region
+from libhamiregion import Region, Slot, SlotRepair, open_region
 
 
 def attach_behind(file: RegionFile, region: Region, others: int) -> Slot:
@@ -45,9 +44,7 @@ def names_above(file: RegionFile) -> set[int]:
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_after_a_move_into_the_hole_of_a_dead_one(
-    cleared: bool, layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_after_a_move_into_the_hole_of_a_dead_one(cleared, layout, region_file):
     """From HAMi 2.10 on libvgpu clears the slot that it moves, whose seqlock may be odd then."""
     file = region_file(layout, uuids=["GPU-0"] * 10)
     with open_region(file, writable=True) as region:
@@ -74,9 +71,7 @@ def test_after_a_move_into_the_hole_of_a_dead_one(
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_after_being_removed_altogether(
-    moved: bool, layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_after_being_removed_altogether(moved, layout, region_file):
     """By one that could not see this process, and took it for dead."""
     file = region_file(layout, uuids=["GPU-0"] * 10)
     with open_region(file, writable=True) as region:
@@ -95,9 +90,7 @@ def test_after_being_removed_altogether(
         assert region.memory_used(0) == 2111 + (3000 if moved else 0)
 
 
-def test_leaving_after_a_move_without_having_noticed_it(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_leaving_after_a_move_without_having_noticed_it(layout, region_file):
     file = region_file(layout, uuids=["GPU-0"] * 10)
     with open_region(file, writable=True) as region:
         slot = attach_behind(file, region, 2)
@@ -112,8 +105,8 @@ def test_leaving_after_a_move_without_having_noticed_it(
 
 @pytest.mark.parametrize("notice", [False, True])
 def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
-    notice: bool, layout: Layout, file: RegionFile, actor: MakeActor
-) -> None:
+    notice, layout, file, actor
+):
     moved, other = actor(file), actor(file)
     for number in range(3):
         file.add_process(NOBODY + number, {0: 1000})

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 
 import pytest
-from support.actors import Actor, MakeActor
+from support.actors import Actor
 from support.lock_bytes import NOBODY, hold, let_go
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.region_file import SLOTS, RegionFile
 from support.slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -55,9 +55,7 @@ def attach_until(attach: Callable[[], Actor | None]) -> Actor:
 
 
 @with_newer
-def test_who_attaches_steps_over_the_slot_of_a_live_process(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_who_attaches_steps_over_the_slot_of_a_live_process(file, actor):
     """While it is idle it may count twice: rather too much than a process's slot destroyed."""
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD, {0: 10_000})
@@ -79,9 +77,7 @@ def test_who_attaches_steps_over_the_slot_of_a_live_process(
 
 
 @with_newer
-def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
-    region_file: RegionFileFactory, layout: Layout, actor: MakeActor
-) -> None:
+def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(region_file, layout, actor):
     files: list[RegionFile] = []
 
     def attach() -> Actor | None:
@@ -101,9 +97,7 @@ def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
 
 
 @with_newer
-def test_a_slot_whose_process_works_elsewhere_is_taken(
-    region_file: RegionFileFactory, layout: Layout, actor: MakeActor
-) -> None:
+def test_a_slot_whose_process_works_elsewhere_is_taken(region_file, layout, actor):
     """Or what an earlier life left there would count for as long as a process has its pid."""
     files: list[RegionFile] = []
 
@@ -123,8 +117,8 @@ def test_a_slot_whose_process_works_elsewhere_is_taken(
 
 
 def test_in_a_file_of_1_1_the_slot_that_an_older_process_was_moved_from_is_taken(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+    region_file, actor
+):
     """If it counted again, that process would account in both."""
     file = region_file(Layout.V1_1)
     older, newcomer = actor(file), actor(file)
@@ -138,8 +132,8 @@ def test_in_a_file_of_1_1_the_slot_that_an_older_process_was_moved_from_is_taken
 
 
 def test_in_a_file_of_1_1_a_process_that_has_not_accounted_yet_keeps_its_slot_and_no_copy(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+    region_file, actor
+):
     """Of which generation it is cannot be told: it counts once, whichever slot it goes on in."""
     file = region_file(Layout.V1_1)
     unused, newcomer = actor(file), actor(file)
@@ -163,8 +157,8 @@ def test_in_a_file_of_1_1_a_process_that_has_not_accounted_yet_keeps_its_slot_an
 
 @pytest.mark.parametrize("names", ["dead", "nobody's", "of one that has accounted in the copy"])
 def test_in_a_file_of_1_1_an_unused_slot_that_nobody_comes_back_to_is_taken(
-    names: str, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+    names, region_file, actor
+):
     """A newer process that was moved accounts where it was, so the copy is an older one's."""
     file = region_file(Layout.V1_1)
     older, newcomer = actor(file), actor(file)
@@ -175,9 +169,7 @@ def test_in_a_file_of_1_1_an_unused_slot_that_nobody_comes_back_to_is_taken(
 
 
 @with_newer
-def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(file, actor):
     """Before it waited there was nothing behind the last slot."""
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD, {0: 10})
@@ -195,9 +187,7 @@ def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
 
 @with_newer
 @pytest.mark.parametrize("what", ["charge", "release"])
-def test_who_has_lost_its_slot_steps_over_the_slot_of_a_live_process(
-    what: str, file: RegionFile, actor: MakeActor
-) -> None:
+def test_who_has_lost_its_slot_steps_over_the_slot_of_a_live_process(what, file, actor):
     """Taken over, that process would give back what it never had, and all be refused memory."""
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
@@ -229,9 +219,7 @@ def fill_with_emptied(file: RegionFile, count: int) -> None:
         file.add_process(DEAD + file.get("proc_num"), status=0)
 
 
-def test_a_table_full_of_emptied_slots_has_room_for_many(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_table_full_of_emptied_slots_has_room_for_many(file, actor):
     """A thousand generations of a rolling restart, of which one process lives."""
     last = actor(file)
     fill_with_emptied(file, SLOTS - 1)
@@ -250,9 +238,7 @@ def test_a_table_full_of_emptied_slots_has_room_for_many(
 @pytest.mark.parametrize(
     "whose", ["a live process's", "one that is ending", "counted", "suspended"]
 )
-def test_what_may_be_somebodys_is_not_taken_again(
-    whose: str, file: RegionFile, actor: MakeActor
-) -> None:
+def test_what_may_be_somebodys_is_not_taken_again(whose, file, actor):
     live = actor(file)
     for number in range(SLOTS):
         file.add_process(DEAD + number, {0: 1})
@@ -285,7 +271,7 @@ def has_room(region: Region) -> bool:
     return True
 
 
-def test_who_has_detached_takes_its_slot_again(file: RegionFile, actor: MakeActor) -> None:
+def test_who_has_detached_takes_its_slot_again(file, actor):
     with open_region(file, writable=True) as region:
         first = _attach(region, 5)
         behind = actor(file)
@@ -313,7 +299,7 @@ def _attach(region: Region, nbytes: int) -> Slot:
     return slot
 
 
-def test_several_slots_of_a_predecessor_become_one(file: RegionFile) -> None:
+def test_several_slots_of_a_predecessor_become_one(file):
     for nbytes in (100, 200, 300):
         file.add_process(os.getpid(), {0: nbytes})
     with open_region(file, writable=True) as region:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from support import libvgpu_210
-from support.actors import MakeActor
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.slot_bytes import MARK_FLAG, attached, pids
 
 from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, open_region
@@ -35,8 +34,6 @@ class Libvgpu:
         self.pid = self.process.pid
 
     def tell(self, *words: object) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -47,12 +44,12 @@ class Libvgpu:
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     return region_file(Layout.V1_2, memory_limits=(1024 * MIB,))
 
 
 @pytest.fixture
-def libvgpu(file: RegionFile) -> Iterator[Callable[[], Libvgpu]]:
+def libvgpu(file) -> Iterator[Callable[[], Libvgpu]]:
     with contextlib.ExitStack() as started:
 
         def start() -> Libvgpu:
@@ -63,9 +60,7 @@ def libvgpu(file: RegionFile) -> Iterator[Callable[[], Libvgpu]]:
         yield start
 
 
-def test_its_newcomer_moves_a_marked_slot_and_nothing_is_lost(
-    file: RegionFile, actor: MakeActor, libvgpu: Callable[[], Libvgpu], empty_proc: Path
-) -> None:
+def test_its_newcomer_moves_a_marked_slot_and_nothing_is_lost(file, actor, libvgpu, empty_proc):
     """It sweeps the dead away at every join; the mark goes with the slot that it moves."""
     dead, living = attached(actor(file), 300 * MIB), attached(actor(file), 200 * MIB)
     assert file.get("slot_seqlock", slot=1) & MARK_FLAG
@@ -93,9 +88,7 @@ def test_its_newcomer_moves_a_marked_slot_and_nothing_is_lost(
     assert other.tell("used") == 100 * MIB
 
 
-def test_both_hold_the_limit_that_they_share(
-    file: RegionFile, actor: MakeActor, libvgpu: Callable[[], Libvgpu]
-) -> None:
+def test_both_hold_the_limit_that_they_share(file, actor, libvgpu):
     ours, other = attached(actor(file), 500 * MIB), libvgpu()
     other.tell("join")
     assert other.tell("allocate", 500 * MIB)
@@ -110,9 +103,7 @@ def test_both_hold_the_limit_that_they_share(
 
 
 @pytest.mark.root
-def test_a_slot_that_libvgpu_has_left_is_taken_and_marked_and_its_own_again(
-    file: RegionFile, actor: MakeActor, libvgpu: Callable[[], Libvgpu]
-) -> None:
+def test_a_slot_that_libvgpu_has_left_is_taken_and_marked_and_its_own_again(file, actor, libvgpu):
     """A normal exit leaves pid 0; ours comes, goes, and libvgpu takes the place: no mark stays."""
     first, keeper = libvgpu(), libvgpu()
     first.tell("join")

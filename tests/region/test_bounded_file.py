@@ -19,13 +19,13 @@ def descriptors() -> set[str]:
 
 
 @pytest.fixture
-def fifo(tmp_path: Path) -> Path:
+def fifo(tmp_path) -> Path:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     return path
 
 
-def test_a_file_may_have_as_many_bytes_as_the_limit_says(tmp_path: Path) -> None:
+def test_a_file_may_have_as_many_bytes_as_the_limit_says(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     assert read_bounded(path, 3) == b"abc"
@@ -37,20 +37,20 @@ def test_a_file_may_have_as_many_bytes_as_the_limit_says(tmp_path: Path) -> None
     assert read_bounded(path, 300_000) == bytes(300_000)
 
 
-def test_what_has_no_end_is_read_up_to_the_limit() -> None:
+def test_what_has_no_end_is_read_up_to_the_limit():
     with pytest.raises(OSError, match="longer than 1000 bytes: '/dev/zero'"):
         read_bounded("/dev/zero", 1000, silence_s=PATIENCE_S)
     assert read_bounded("/dev/null", 1000, silence_s=PATIENCE_S) == b""
 
 
-def test_a_long_read_takes_time_in_proportion_to_its_length() -> None:
+def test_a_long_read_takes_time_in_proportion_to_its_length():
     """Copied for each piece, these would take seconds."""
     began_s = time.thread_time()
     assert len(read_bounded("/dev/zero", 64 << 20, silence_s=PATIENCE_S, cut=True)) == 64 << 20
     assert time.thread_time() - began_s < 1
 
 
-def test_where_only_files_are_taken_a_pipe_is_refused_at_once(fifo: Path) -> None:
+def test_where_only_files_are_taken_a_pipe_is_refused_at_once(fifo):
     for path in (fifo, fifo.parent, "/dev/zero"):
         with pytest.raises(OSError, match="not a regular file") as caught:
             read_bounded(path, 1000)
@@ -58,7 +58,7 @@ def test_where_only_files_are_taken_a_pipe_is_refused_at_once(fifo: Path) -> Non
         assert caught.value.filename == os.fspath(path)
 
 
-def test_a_link_is_followed_unless_it_must_not_be(tmp_path: Path) -> None:
+def test_a_link_is_followed_unless_it_must_not_be(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
     assert read_bounded(tmp_path / "link", 3) == b"abc"
@@ -67,7 +67,7 @@ def test_a_link_is_followed_unless_it_must_not_be(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ELOOP
 
 
-def test_a_pipe_is_read_to_its_end_whenever_its_writer_comes(fifo: Path) -> None:
+def test_a_pipe_is_read_to_its_end_whenever_its_writer_comes(fifo):
     """Before it is opened here or after that, all at once or in pieces."""
     read: list[bytes] = []
     reader = threading.Thread(
@@ -90,14 +90,14 @@ def test_a_pipe_is_read_to_its_end_whenever_its_writer_comes(fifo: Path) -> None
         os.close(ours)
 
 
-def test_a_pipe_without_a_writer_is_given_up(fifo: Path) -> None:
+def test_a_pipe_without_a_writer_is_given_up(fifo):
     began_s = time.monotonic()
     with pytest.raises(TimeoutError, match=f"written into it for 0.125 s: '{fifo}'"):
         read_bounded(fifo, 1000, silence_s=0.125)
     assert 0.125 <= time.monotonic() - began_s < PATIENCE_S
 
 
-def test_a_writer_that_is_silent_is_given_up(fifo: Path) -> None:
+def test_a_writer_that_is_silent_is_given_up(fifo):
     writer = os.open(fifo, os.O_RDWR)
     os.write(writer, b"half")
     try:
@@ -107,7 +107,7 @@ def test_a_writer_that_is_silent_is_given_up(fifo: Path) -> None:
         os.close(writer)
 
 
-def test_nothing_stays_open(fifo: Path) -> None:
+def test_nothing_stays_open(fifo):
     before = descriptors()
     for path in (fifo, "/dev/zero", "/dev/null"):
         with pytest.raises(OSError, match="regular"):

@@ -22,7 +22,7 @@ def made(path: Path, layout: Layout = Layout.V1_2) -> str:
 
 
 @pytest.mark.parametrize("layout", WITH_ROOM)
-def test_it_is_set_and_taken_away_and_every_handle_sees_it(tmp_path: Path, layout: Layout) -> None:
+def test_it_is_set_and_taken_away_and_every_handle_sees_it(tmp_path, layout):
     path = made(tmp_path / "region.cache", layout)
     before = Path(path).read_bytes()
     with hami.open_region(path) as reader, hami.open_region(path, writable=True) as region:
@@ -42,9 +42,7 @@ def test_it_is_set_and_taken_away_and_every_handle_sees_it(tmp_path: Path, layou
 
 
 @pytest.mark.parametrize("layout", WITH_ROOM)
-def test_it_is_behind_what_libvgpu_maps_and_writes_and_within_the_last_page(
-    tmp_path: Path, layout: Layout
-) -> None:
+def test_it_is_behind_what_libvgpu_maps_and_writes_and_within_the_last_page(tmp_path, layout):
     """libvgpu maps the structure, and stores a zero just behind it each time it starts."""
     path = made(tmp_path / "region.cache", layout)
     size = layout.size_bytes
@@ -64,7 +62,7 @@ def test_it_is_behind_what_libvgpu_maps_and_writes_and_within_the_last_page(
         assert not region.burst
 
 
-def test_a_dry_run_and_what_is_refused_change_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_and_what_is_refused_change_nothing(tmp_path):
     path = made(tmp_path / "region.cache")
     before = Path(path).read_bytes()
     with hami.open_region(path, writable=True) as region:
@@ -77,7 +75,7 @@ def test_a_dry_run_and_what_is_refused_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
-def test_older_layouts_have_no_room_for_it(tmp_path: Path, layout: Layout) -> None:
+def test_older_layouts_have_no_room_for_it(tmp_path, layout):
     """HAMi's monitor knows their files by the exact size."""
     path = made(tmp_path / "region.cache", layout)
     before = Path(path).read_bytes()
@@ -88,7 +86,7 @@ def test_older_layouts_have_no_room_for_it(tmp_path: Path, layout: Layout) -> No
     assert Path(path).read_bytes() == before
 
 
-def test_a_region_that_is_gone_is_stale(tmp_path: Path) -> None:
+def test_a_region_that_is_gone_is_stale(tmp_path):
     path = made(tmp_path / "region.cache")
     with hami.open_region(path, writable=True) as region:
         Path(path).unlink()
@@ -112,7 +110,7 @@ def test_a_region_that_is_gone_is_stale(tmp_path: Path) -> None:
 # ---- The command line ---------------------------------------------------------------------------
 
 
-def test_limits_set_get_and_show_know_it(tmp_path: Path) -> None:
+def test_limits_set_get_and_show_know_it(tmp_path):
     path = made(tmp_path / "region.cache")
     answer = call("limits", "set", path, "--burst")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -133,7 +131,7 @@ def test_limits_set_get_and_show_know_it(tmp_path: Path) -> None:
     assert told["burst"] is None
 
 
-def test_limits_set_changes_no_limit_where_there_is_no_room_for_burst(tmp_path: Path) -> None:
+def test_limits_set_changes_no_limit_where_there_is_no_room_for_burst(tmp_path):
     path = made(tmp_path / "region.cache", Layout.UNVERSIONED)
     before = Path(path).read_bytes()
     answer = call("limits", "set", path, "--burst", "--sm", "20")
@@ -142,14 +140,14 @@ def test_limits_set_changes_no_limit_where_there_is_no_room_for_burst(tmp_path: 
     assert Path(path).read_bytes() == before
 
 
-def test_if_equals_compares_a_limit(tmp_path: Path) -> None:
+def test_if_equals_compares_a_limit(tmp_path):
     path = made(tmp_path / "region.cache")
     answer = call("limits", "set", path, "--burst", "--if-equals", "50")
     assert answer.returncode == 2
     assert "--if-equals compares one limit" in answer.stderr
 
 
-def test_an_undo_leaves_a_burst_mark_that_another_program_has_set(tmp_path: Path) -> None:
+def test_an_undo_leaves_a_burst_mark_that_another_program_has_set(tmp_path):
     path = made(tmp_path / "region.cache")
     with hami.open_region(path, writable=True) as region:
         region.set_burst(True)

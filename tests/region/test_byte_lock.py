@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.actors import MakeActor, ProcessFactory
+from support.actors import ProcessFactory
 from support.lock_bytes import hold, is_free, owner_of
 from support.namespaces import NEW_NAMESPACE, own_mounts, why_no_new_namespace
-from support.region_file import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, locate
 from support.slot_bytes import NOBODYS, attached, move_last_into, pids, put_slot, slot_bytes
 from support.wait import PATIENCE_S, eventually
 
@@ -30,16 +29,14 @@ MIB = 1 << 20
 
 
 @pytest.fixture(params=MARKED)
-def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+def file(request, region_file) -> RegionFile:
     return region_file(request.param, memory_limits=(1024 * MIB,))
 
 
 # ---- without /proc ----
 
 
-def test_a_killed_process_is_reaped_without_proc(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+def test_a_killed_process_is_reaped_without_proc(file, actor, empty_proc):
     living, dead = attached(actor(file), 100), attached(actor(file), 600)
     dead.kill()
     with open_region(file, writable=True) as region:
@@ -50,9 +47,7 @@ def test_a_killed_process_is_reaped_without_proc(
     assert pids(file) == [living.pid, NOBODYS]
 
 
-def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(file, actor, empty_proc):
     file.add_process(4_000_001, {0: 7})
     file.add_process(4_000_002, {0: 7})
     dead, living = attached(actor(file), 600), attached(actor(file), 100)
@@ -66,9 +61,7 @@ def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
     assert living("region.memory_used", 0) == 101
 
 
-def test_a_forked_child_does_not_keep_its_parent_alive(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+def test_a_forked_child_does_not_keep_its_parent_alive(file, actor, empty_proc):
     dead = attached(actor(file), 600)
     child = dead("evaluate", "import os, signal; answer = os.fork() or signal.pause()")
     try:
@@ -85,8 +78,8 @@ def test_a_forked_child_does_not_keep_its_parent_alive(
 
 @pytest.mark.parametrize("generation", ["old", "new"])
 def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_that_ones_byte(
-    generation: str, file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+    generation, file, actor, empty_proc
+):
     """Up to 2.8.0 it clears the usage records whole, later the seqlock and single fields."""
     dead = attached(actor(file), 600)
     dead.kill()
@@ -111,9 +104,7 @@ def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_t
 # ---- the lock ----
 
 
-def test_the_lock_of_a_killed_process_is_recovered_without_proc(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+def test_the_lock_of_a_killed_process_is_recovered_without_proc(file, actor, empty_proc):
     dead = attached(actor(file), 600)
     dead("lock")
     dead.kill()
@@ -125,9 +116,7 @@ def test_the_lock_of_a_killed_process_is_recovered_without_proc(
     assert is_free(file)
 
 
-def test_libvgpus_signature_is_not_judged_by_the_mark_of_its_namesake(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
+def test_libvgpus_signature_is_not_judged_by_the_mark_of_its_namesake(file, actor, empty_proc):
     """It is a process of another pid namespace, or one that came after the dead one."""
     dead = attached(actor(file), 600)
     dead.kill()
@@ -155,9 +144,7 @@ def containers() -> Iterator[tuple[ProcessFactory, ProcessFactory]]:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(
-    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
-) -> None:
+def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(file, containers):
     first, second = (container.actor(file) for container in containers)
     assert first.pid == second.pid
     attached(first, 600 * MIB)
@@ -174,9 +161,7 @@ def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(
-    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
-) -> None:
+def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(file, containers):
     """Neither container sees the other's processes."""
     one, other = containers
     one.actor()
@@ -190,9 +175,7 @@ def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-def test_a_process_that_another_namespace_has_removed_keeps_others_of_its_pid_out(
-    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
-) -> None:
+def test_a_process_that_another_namespace_has_removed_keeps_others_of_its_pid_out(file, containers):
     """libvgpu in the second's namespace has removed the first, which it does not see."""
     first, second = (container.actor(file) for container in containers)
     attached(first, 300)
@@ -218,8 +201,8 @@ os.setuid(65534)
 @pytest.mark.root
 @pytest.mark.parametrize("hidepid", [1, 2])
 def test_where_proc_hides_processes_a_users_killed_program_frees_its_memory(
-    hidepid: int, public_directory: Path
-) -> None:
+    hidepid, public_directory
+):
     create_region(public_directory / "r.cache", memory_limits=("1GiB",))
     path = public_directory / "r.cache"
     path.chmod(0o666)
@@ -237,9 +220,7 @@ def test_where_proc_hides_processes_a_users_killed_program_frees_its_memory(
 
 
 @pytest.mark.root
-def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
-    region_file: RegionFileFactory,
-) -> None:
+def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(region_file):
     """Else each killed program would cost a slot for good."""
     file = region_file(Layout.V1_2)
     file.path.parent.chmod(0o755)

@@ -66,7 +66,7 @@ MEMBERS = {
 }
 
 
-def test_every_type_of_the_library_in_a_public_signature_is_public() -> None:
+def test_every_type_of_the_library_in_a_public_signature_is_public():
     public = {*public_names(libhamiregion), "_Options"}
     for name, value in {**PUBLIC, **MEMBERS}.items():
         if inspect.isfunction(value) and value.__module__.count(".") == 1:
@@ -81,7 +81,7 @@ def test_every_type_of_the_library_in_a_public_signature_is_public() -> None:
             assert ours - public == set(), name
 
 
-def test_help_shows_each_name_that_the_package_gives() -> None:
+def test_help_shows_each_name_that_the_package_gives():
     given = {*dir(libhamiregion)} - {each for each in dir(libhamiregion) if each.startswith("_")}
     modules = {name for name in given if inspect.ismodule(getattr(libhamiregion, name))}
     assert {*libhamiregion.__all__} == given - modules | {"__version__"}
@@ -90,7 +90,7 @@ def test_help_shows_each_name_that_the_package_gives() -> None:
         assert name in shown
 
 
-def test_each_public_name_method_and_property_has_a_docstring_of_its_own() -> None:
+def test_each_public_name_method_and_property_has_a_docstring_of_its_own():
     # Not inspect.getdoc(), which takes the base class's.
     undocumented = {
         name
@@ -103,7 +103,7 @@ def test_each_public_name_method_and_property_has_a_docstring_of_its_own() -> No
     assert undocumented == set()
 
 
-def test_the_version_is_that_of_the_installed_distribution() -> None:
+def test_the_version_is_that_of_the_installed_distribution():
     assert libhamiregion.__version__ == version("libhamiregion")
 
 
@@ -118,7 +118,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
         ("ijson", "from libhamiregion.plan import *; NodePods('gpu-1')", "kubernetes"),
     ],
 )
-def test_an_extra_that_is_missing_is_named(package: str, code: str, extra: str) -> None:
+def test_an_extra_that_is_missing_is_named(package, code, extra):
     hidden = f"import sys; sys.modules[{package!r}] = None; {code}"
     done = subprocess.run(
         [sys.executable, "-c", hidden], capture_output=True, text=True, check=False

@@ -6,7 +6,7 @@ import resource
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child, unprivileged
 from support.golden_regions import unpack
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
@@ -40,7 +40,7 @@ def umask_077() -> Iterator[None]:
 # ---- what is in it ----
 
 
-def test_a_created_region_is_identified_in_its_layout(layout: Layout, tmp_path: Path) -> None:
+def test_a_created_region_is_identified_in_its_layout(layout, tmp_path):
     path = tmp_path / "a.cache"
     assert create_region(path, layout=layout) is None
     assert identify(path) is layout
@@ -51,7 +51,7 @@ def test_a_created_region_is_identified_in_its_layout(layout: Layout, tmp_path: 
 
 
 @pytest.mark.usefixtures("umask_077")
-def test_every_user_may_use_it_whatever_the_umask(layout: Layout, tmp_path: Path) -> None:
+def test_every_user_may_use_it_whatever_the_umask(layout, tmp_path):
     path = tmp_path / "a.cache"
     create_region(path, layout=layout)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
@@ -59,9 +59,7 @@ def test_every_user_may_use_it_whatever_the_umask(layout: Layout, tmp_path: Path
     assert path.stat().st_nlink == 1
 
 
-def test_a_created_region_is_what_libvgpu_made_but_for_its_processes(
-    layout: Layout, tmp_path: Path
-) -> None:
+def test_a_created_region_is_what_libvgpu_made_but_for_its_processes(layout, tmp_path):
     """Byte for byte, the slots and the time of the last launch aside."""
     golden = unpack(f"{layout.value}-one-process", tmp_path)
     create_region(
@@ -85,7 +83,7 @@ def test_a_created_region_is_what_libvgpu_made_but_for_its_processes(
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2])
-def test_last_kernel_time_is_now(layout: Layout, region_file: RegionFileFactory) -> None:
+def test_last_kernel_time_is_now(layout, region_file):
     before = int(time.time())
     with open_region(region_file(layout)) as region:
         assert region.last_kernel_time_s is not None
@@ -126,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-def test_arguments_out_of_range_are_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_arguments_out_of_range_are_refused_and_nothing_is_made(tmp_path):
     for spec, error, match in REFUSED:
         with pytest.raises(error, match=match):
             create_region(tmp_path / "a.cache", **spec)
@@ -144,9 +142,7 @@ def make_link(path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [make_file, Path.mkdir, make_link, os.mkfifo, create_region], ids=lambda f: f.__name__
 )
-def test_what_is_there_is_never_overwritten_or_followed(
-    make: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_what_is_there_is_never_overwritten_or_followed(make, tmp_path):
     path = tmp_path / "a.cache"
     make(path)
     before = path.lstat()
@@ -165,7 +161,7 @@ def test_what_is_there_is_never_overwritten_or_followed(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_directory_that_is_missing_or_named_itself_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_missing_or_named_itself_is_told(tmp_path):
     path = tmp_path / "missing" / "a.cache"
     with pytest.raises(RegionNotFound) as error:
         create_region(path)
@@ -175,7 +171,7 @@ def test_a_directory_that_is_missing_or_named_itself_is_told(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_without_permission_is_told(public_directory: Path) -> None:
+def test_a_directory_without_permission_is_told(public_directory):
     public_directory.chmod(0o555)
     path = public_directory / "a.cache"
 
@@ -192,7 +188,7 @@ def test_a_directory_without_permission_is_told(public_directory: Path) -> None:
     assert [entry.name for entry in public_directory.iterdir()] == ["a.cache"]
 
 
-def test_a_file_system_that_refuses_the_size_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_file_system_that_refuses_the_size_leaves_nothing_behind(tmp_path):
     path = tmp_path / "a.cache"
 
     def create_within_a_megabyte() -> int | None:
@@ -208,7 +204,7 @@ def test_a_file_system_that_refuses_the_size_leaves_nothing_behind(tmp_path: Pat
 # ---- how it appears ----
 
 
-def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Path) -> None:
+def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path):
     paths = [tmp_path / f"{number}.cache" for number in range(400)]
     ready, go = os.pipe()
 
@@ -237,7 +233,7 @@ def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Pa
     assert watched == [len(paths)]
 
 
-def test_of_several_creators_one_wins_and_its_region_stays(tmp_path: Path) -> None:
+def test_of_several_creators_one_wins_and_its_region_stays(tmp_path):
     for attempt in range(40):
         path = tmp_path / f"{attempt}.cache"
         start = threading.Barrier(4, timeout=PATIENCE_S)

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.namespaces import own_mounts
 from support.region_calls import EDITS, GIB, READS, Call
-from support.region_file import MAGIC, RegionFile, RegionFileFactory, locate
+from support.region_file import MAGIC, RegionFile, locate
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
@@ -27,7 +26,7 @@ LIMITS = ("set_memory_limit", "set_memory_limit of one", "set_sm_limit")
 
 
 @pytest.fixture
-def file(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
+def file(layout, region_file) -> RegionFile:
     made = region_file(layout, memory_limits=(GIB,), sm_limits=(50,), uuids=(UUID,))
     made.add_process(7, {0: 5})
     return made
@@ -69,14 +68,8 @@ def refused(region: Region, call: Call, error: type[RegionError], match: str) ->
     ],
 )
 def test_a_field_that_is_damaged_is_an_error_and_no_edit(
-    field: str,
-    values: tuple[object, ...],
-    error: type[RegionError],
-    said: str,
-    names: tuple[str, ...],
-    region: Region,
-    file: RegionFile,
-) -> None:
+    field, values, error, said, names, region, file
+):
     before = file.content()
     with RegionSet([file]) as region_set:
         for value in values:
@@ -93,7 +86,7 @@ def test_a_field_that_is_damaged_is_an_error_and_no_edit(
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
-def test_an_unversioned_region_is_not_remade_by_its_lock(region: Region, file: RegionFile) -> None:
+def test_an_unversioned_region_is_not_remade_by_its_lock(region, file):
     """Where others have their version it has sm_init_flag and owner_pid."""
     file.put("sm_init_flag", 1)
     file.put("owner_pid", 2)
@@ -104,9 +97,7 @@ def test_an_unversioned_region_is_not_remade_by_its_lock(region: Region, file: R
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 100])
-def test_the_rest_of_a_truncated_region_can_be_read(
-    pages: int, region: Region, file: RegionFile
-) -> None:
+def test_the_rest_of_a_truncated_region_can_be_read(pages, region, file):
     file.resize(4096 * pages)
     assert region.is_stale()
     names = ("snapshot", "memory_used", "priority", "set_memory_limit", "set_priority")
@@ -125,9 +116,7 @@ def cut_at(file: RegionFile, field: str) -> bytes:
     return file.content()
 
 
-def test_a_file_cut_before_the_number_of_slots_is_stale_for_all_that_reads_or_writes(
-    region: Region, file: RegionFile
-) -> None:
+def test_a_file_cut_before_the_number_of_slots_is_stale_for_all_that_reads_or_writes(region, file):
     with open_region(file, writable=True) as other, RegionSet([file]) as regions:
         slot = other.attach()
         slot.charge(0, 5)
@@ -150,9 +139,7 @@ def test_a_file_cut_before_the_number_of_slots_is_stale_for_all_that_reads_or_wr
         assert file.content() == left
 
 
-def test_a_file_cut_behind_the_number_of_slots_has_its_processes_and_takes_no_number(
-    region: Region, file: RegionFile
-) -> None:
+def test_a_file_cut_behind_the_number_of_slots_has_its_processes_and_takes_no_number(region, file):
     left = cut_at(file, "utilization_switch")
     assert region.snapshot().devices[0].memory_used_bytes == 5
     for edit in (lambda: region.set_priority(1), lambda: region.set_utilization_switch(True)):
@@ -161,7 +148,7 @@ def test_a_file_cut_behind_the_number_of_slots_has_its_processes_and_takes_no_nu
     assert file.content() == left
 
 
-def test_zeros_at_the_end_of_a_whole_file_are_values(region: Region, file: RegionFile) -> None:
+def test_zeros_at_the_end_of_a_whole_file_are_values(region, file):
     for field in ("proc_num", "utilization_switch", "recent_kernel", "priority"):
         file.put(field, 0)
     file.put("last_kernel_time", 0)
@@ -205,7 +192,7 @@ print("alive")
 """
 
 
-def test_a_hole_for_which_there_is_no_room_is_survived(tmp_path: Path) -> None:
+def test_a_hole_for_which_there_is_no_room_is_survived(tmp_path):
     """Once there is room again the region is as good as before."""
     inside = own_mounts(f"-t tmpfs -o size=256k,mode=700 none {tmp_path}")
     done = subprocess.run(

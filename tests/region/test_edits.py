@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
-from support.region_file import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, locate
 
 from libhamiregion import (
     Effect,
@@ -36,7 +36,7 @@ NO_WATCHER = (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED)
 
 
 @pytest.fixture
-def used(region_file: RegionFileFactory) -> RegionFile:
+def used(region_file) -> RegionFile:
     """Device 0 uses 3 GiB, in slots of any status; device 1 uses 1 GiB."""
     file = region_file(memory_limits=(8 * GIB, 8 * GIB), uuids=UUIDS)
     file.add_process(1, {0: GIB, 1: GIB})
@@ -55,7 +55,7 @@ def effects(changes: tuple[Any, ...]) -> list[Effect]:
 # ---- What is stored ----
 
 
-def test_limits_are_taken_in_the_words_of_people(region_file: RegionFileFactory) -> None:
+def test_limits_are_taken_in_the_words_of_people(region_file):
     memory: tuple[tuple[Any, int | None], ...] = (
         *((1, 1), ("12345", 12345), (" 6 GiB ", 6 * GIB), ("3000m", 3000 * 2**20)),
         *((2**64 - 1, 2**64 - 1), (np.uint64(5), 5), ("UNLIMITED", None), (None, None)),
@@ -80,9 +80,7 @@ def test_limits_are_taken_in_the_words_of_people(region_file: RegionFileFactory)
             assert file.get("sm_limit", device=1) == (limit or 100)
 
 
-def test_an_edit_touches_nothing_but_its_own_bytes(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_an_edit_touches_nothing_but_its_own_bytes(layout, region_file):
     file = region_file(layout, memory_limits=[0x0101010101010101] * 16)
     edits: tuple[tuple[str, int, int, Callable[[Region], object]], ...] = (
         ("limit", 6, 8, lambda region: region.set_memory_limit(0x0202020202020202, device=6)),
@@ -101,7 +99,7 @@ def test_an_edit_touches_nothing_but_its_own_bytes(
             assert set(changed) <= set(range(at, at + size)), field
 
 
-def test_a_percentage_of_memory_is_of_each_devices_limit(region_file: RegionFileFactory) -> None:
+def test_a_percentage_of_memory_is_of_each_devices_limit(region_file):
     file = region_file(memory_limits=["10GiB", "5GiB"], uuids=UUIDS)
     with open_region(file, writable=True) as region:
         assert [change.after for change in region.set_memory_limit("80%")] == [8 * GIB, 4 * GIB]
@@ -113,7 +111,7 @@ def test_a_percentage_of_memory_is_of_each_devices_limit(region_file: RegionFile
         assert region.memory_limit(0) == 8 * GIB
 
 
-def test_fields_of_the_region_are_set_and_returned(file: RegionFile) -> None:
+def test_fields_of_the_region_are_set_and_returned(file):
     priority, mark = 1, 2
     with open_region(file, writable=True) as region:
         for n in (0, 7, 2**31 - 1):
@@ -134,7 +132,7 @@ def test_fields_of_the_region_are_set_and_returned(file: RegionFile) -> None:
 # ---- Several together ----
 
 
-def test_edits_of_one_call_are_made_in_the_order_given(region_file: RegionFileFactory) -> None:
+def test_edits_of_one_call_are_made_in_the_order_given(region_file):
     file = region_file(memory_limits=["4GiB", "3GiB"], sm_limits=[50, None])
     edits = [
         LimitEdit(memory_limit="5GiB", device=0, expected=4 * GIB),
@@ -158,9 +156,7 @@ def test_edits_of_one_call_are_made_in_the_order_given(region_file: RegionFileFa
 
 
 @pytest.mark.parametrize("limits", [["4GiB", "3GiB"], []], ids=["two devices", "all 16"])
-def test_an_edit_without_a_device_is_of_every_device(
-    region_file: RegionFileFactory, limits: list[str]
-) -> None:
+def test_an_edit_without_a_device_is_of_every_device(region_file, limits):
     file = region_file(memory_limits=limits)
     with open_region(file, writable=True) as region:
         devices = region.device_indices
@@ -180,7 +176,7 @@ def test_an_edit_without_a_device_is_of_every_device(
         [LimitEdit(sm_limit=10, device=1), LimitEdit(sm_limit=20, device="MIG-second")],
     ],
 )
-def test_one_value_is_not_edited_twice(used: RegionFile, edits: list[LimitEdit]) -> None:
+def test_one_value_is_not_edited_twice(used, edits):
     before = used.content()
     with open_region(used, writable=True) as region, pytest.raises(ValueError, match="twice"):
         region.edit_limits([LimitEdit(priority=0), *edits])
@@ -198,9 +194,7 @@ NAMING: dict[str, Callable[[Region, Any], object]] = {
 
 
 @pytest.mark.parametrize("call", NAMING.values(), ids=NAMING)
-def test_a_device_is_an_index_or_a_uuid_of_the_region(
-    call: Callable[[Region, Any], object], used: RegionFile
-) -> None:
+def test_a_device_is_an_index_or_a_uuid_of_the_region(call, used):
     before = used.content()
     with open_region(used, writable=True) as region:
         for device in (2, 15, "GPU-third", "", "0", "GPU-first\x00"):
@@ -217,7 +211,7 @@ def test_a_device_is_an_index_or_a_uuid_of_the_region(
         assert (region.memory_limit(0), region.sm_limit(0)) == (8 * GIB, None)
 
 
-def test_force_takes_any_device_and_makes_it_none_of_the_region(used: RegionFile) -> None:
+def test_force_takes_any_device_and_makes_it_none_of_the_region(used):
     with open_region(used, writable=True) as region:
         change = region.set_memory_limit(GIB, device=15, force=True)
         assert change == LimitChange(15, None, GIB, IMMEDIATE, "memory")
@@ -227,9 +221,7 @@ def test_force_takes_any_device_and_makes_it_none_of_the_region(used: RegionFile
     assert limits_in(used)[15] == GIB
 
 
-def test_before_nvml_a_device_is_one_up_to_the_last_limit_or_use(
-    region_file: RegionFileFactory, layout: Layout
-) -> None:
+def test_before_nvml_a_device_is_one_up_to_the_last_limit_or_use(region_file, layout):
     file = region_file(layout, memory_limits=["4GiB", "4GiB"])
     with open_region(file, writable=True) as region:
         with pytest.raises(NoSuchDevice, match="only 0, 1: its container"):
@@ -246,9 +238,7 @@ def test_before_nvml_a_device_is_one_up_to_the_last_limit_or_use(
         region.set_memory_limit("1GiB", device=5)
 
 
-def test_edits_of_one_call_are_judged_by_the_devices_before_it(
-    region_file: RegionFileFactory,
-) -> None:
+def test_edits_of_one_call_are_judged_by_the_devices_before_it(region_file):
     """Once there is a limit, an index beyond it is taken for a mistake."""
     with open_region(region_file(), writable=True) as region:
         region.edit_limits([LimitEdit(memory_limit="1GiB", device=device) for device in range(3)])
@@ -260,7 +250,7 @@ def test_edits_of_one_call_are_judged_by_the_devices_before_it(
 # ---- Expected values ----
 
 
-def test_a_limit_is_set_only_if_the_expected_one_is_there(region_file: RegionFileFactory) -> None:
+def test_a_limit_is_set_only_if_the_expected_one_is_there(region_file):
     file = region_file(memory_limits=(GIB, 3 * GIB), sm_limits=(30, 40), uuids=UUIDS)
     with open_region(file, writable=True) as region:
         with pytest.raises(LimitConflict, match=r"3 GiB .*2 GiB .*as expected") as error:
@@ -281,7 +271,7 @@ def test_a_limit_is_set_only_if_the_expected_one_is_there(region_file: RegionFil
             assert (error.value.found, error.value.expected) == (GIB, None)
 
 
-def test_all_unlimited_sm_limits_are_one_and_the_same(region_file: RegionFileFactory) -> None:
+def test_all_unlimited_sm_limits_are_one_and_the_same(region_file):
     file = region_file()
     unlimited: tuple[Any, ...] = (None, 100, "unlimited")
     with open_region(file, writable=True) as region:
@@ -296,7 +286,7 @@ def test_all_unlimited_sm_limits_are_one_and_the_same(region_file: RegionFileFac
                 region.set_sm_limit(60, expected=expected, device=0)
 
 
-def test_one_conflict_leaves_everything_as_it_was(region_file: RegionFileFactory) -> None:
+def test_one_conflict_leaves_everything_as_it_was(region_file):
     file = region_file(memory_limits=["4GiB", "3GiB"], sm_limits=[30, 20])
     first = LimitEdit(memory_limit="5GiB", device=0)
     calls: list[tuple[Callable[[Region], object], int | None, int]] = [
@@ -321,7 +311,7 @@ def test_one_conflict_leaves_everything_as_it_was(region_file: RegionFileFactory
 # ---- Harm to running processes ----
 
 
-def test_a_limit_below_use_is_refused_unless_forced(used: RegionFile) -> None:
+def test_a_limit_below_use_is_refused_unless_forced(used):
     before = used.content()
     with open_region(used, writable=True) as region:
         with pytest.raises(LimitBelowUsage, match=r"uses 3 GiB .*force=True") as error:
@@ -340,7 +330,7 @@ def test_a_limit_below_use_is_refused_unless_forced(used: RegionFile) -> None:
         region.set_memory_limit(6, device=0)
 
 
-def test_one_device_that_uses_too_much_keeps_all_as_they_were(used: RegionFile) -> None:
+def test_one_device_that_uses_too_much_keeps_all_as_they_were(used):
     used.add_process(3, {1: 4 * GIB})
     before = used.content()
     edits = [
@@ -359,9 +349,7 @@ def test_one_device_that_uses_too_much_keeps_all_as_they_were(used: RegionFile) 
     assert used.content() == before
 
 
-def test_an_sm_limit_that_would_stop_running_processes_is_refused(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_an_sm_limit_that_would_stop_running_processes_is_refused(layout, region_file):
     file = region_file(layout, uuids=UUIDS)
     file.add_process(7)
     before = file.content()
@@ -384,9 +372,7 @@ def test_an_sm_limit_that_would_stop_running_processes_is_refused(
         assert region.set_sm_limit(None, device=0).effect is IMMEDIATE
 
 
-def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(
-    region_file: RegionFileFactory,
-) -> None:
+def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(region_file):
     """Since 2.4.1 libvgpu starts its watcher at 1 to 100, and not at 0 or above."""
     file = region_file(Layout.V1_1, uuids=UUIDS)
     file.add_process(7)
@@ -401,9 +387,7 @@ def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(
 # ---- When an edit takes effect ----
 
 
-def test_an_sm_limit_of_device_0_holds_at_once_only_if_it_goes_on_or_off(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_an_sm_limit_of_device_0_holds_at_once_only_if_it_goes_on_or_off(layout, region_file):
     """A running process checks device 0's SM limit, whichever device it uses."""
     file = region_file(layout, sm_limits=(50, 50), uuids=UUIDS)
     crossing = IMMEDIATE if layout in CHECKED_AT_LAUNCH else NEW_PROCESSES
@@ -423,9 +407,7 @@ def test_an_sm_limit_of_device_0_holds_at_once_only_if_it_goes_on_or_off(
         assert region.set_sm_limit(99, device=0).effect is crossing
 
 
-def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(layout, region_file):
     with open_region(region_file(layout), writable=True) as region:
         effect = region.set_utilization_switch(False).effect
     assert effect is (NEW_PROCESSES if layout is Layout.V1_1_POSTINIT else IMMEDIATE)
@@ -449,9 +431,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("edit", "message"), REFUSED)
-def test_what_is_no_edit_is_a_value_error_where_it_is_written(
-    edit: dict[str, Any], message: str
-) -> None:
+def test_what_is_no_edit_is_a_value_error_where_it_is_written(edit, message):
     with pytest.raises(ValueError, match=message):
         LimitEdit(**edit)
 
@@ -481,7 +461,7 @@ NUMBERS: dict[str, Callable[[Region, Any], object]] = {
 }
 
 
-def test_an_integer_is_what_has_an_index_and_is_no_bool(region_file: RegionFileFactory) -> None:
+def test_an_integer_is_what_has_an_index_and_is_no_bool(region_file):
     file = region_file(memory_limits=[1], sm_limits=[1], uuids=UUIDS)
     file.put("recent_kernel", 1)
     file.add_process(1)
@@ -501,7 +481,7 @@ def test_an_integer_is_what_has_an_index_and_is_no_bool(region_file: RegionFileF
 
 
 @pytest.mark.parametrize("value", [None, 0, 1, "on"])
-def test_the_switch_is_true_or_false(value: Any, region_file: RegionFileFactory) -> None:
+def test_the_switch_is_true_or_false(value, region_file):
     with open_region(region_file(), writable=True) as region:
         with pytest.raises(TypeError):
             region.set_utilization_switch(value)

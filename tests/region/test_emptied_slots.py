@@ -2,7 +2,7 @@
 
 import pytest
 from support.lock_bytes import NOBODY
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.region_file import SLOTS, RegionFile
 from support.slot_bytes import NOBODYS
 
 from libhamiregion import LaunchesWouldStop, Layout, RegionSet, open_region
@@ -12,7 +12,7 @@ LAYOUTS = pytest.mark.parametrize("layout", list(Layout))
 
 
 @pytest.fixture
-def file(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
+def file(layout, region_file) -> RegionFile:
     """Two processes, with emptied slots of any pid around them."""
     made = region_file(layout, memory_limits=[100], uuids=["GPU-0"])
     for pid in PIDS:
@@ -25,7 +25,7 @@ def file(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
 
 
 @LAYOUTS
-def test_a_snapshot_lists_processes_with_their_slots_and_counts_all_slots(file: RegionFile) -> None:
+def test_a_snapshot_lists_processes_with_their_slots_and_counts_all_slots(file):
     with open_region(file) as region:
         snapshot = region.snapshot()
     assert [(each.pid, each.slot) for each in snapshot.processes] == [(7, 4), (8, 9)]
@@ -36,7 +36,7 @@ def test_a_snapshot_lists_processes_with_their_slots_and_counts_all_slots(file: 
 
 
 @LAYOUTS
-def test_a_table_lists_processes_with_their_slots_and_counts_all_slots(file: RegionFile) -> None:
+def test_a_table_lists_processes_with_their_slots_and_counts_all_slots(file):
     with RegionSet([file]) as regions:
         table = regions.read()
     assert table.processes.pid.tolist() == [7, 8]
@@ -50,9 +50,7 @@ def test_a_table_lists_processes_with_their_slots_and_counts_all_slots(file: Reg
     ("field", "device"),
     [("slot_used.offset", 15), ("slot_monitorused", 3), ("slot_util.sm", 9), ("slot_seqlock", 0)],
 )
-def test_a_slot_that_holds_anything_is_a_process(
-    field: str, device: int, region_file: RegionFileFactory
-) -> None:
+def test_a_slot_that_holds_anything_is_a_process(field, device, region_file):
     file = region_file(memory_limits=[100])
     file.add_process(NOBODYS, status=0)
     file.put(field, 1, device=device)
@@ -60,9 +58,7 @@ def test_a_slot_that_holds_anything_is_a_process(
         assert len(region.snapshot().processes) == 1
 
 
-def test_processes_that_are_left_out_of_a_read_are_no_empty_table(
-    region_file: RegionFileFactory,
-) -> None:
+def test_processes_that_are_left_out_of_a_read_are_no_empty_table(region_file):
     """Regions that fill their tables are read without processes, and say so."""
     full, small = region_file(uuids=["GPU-0"]), region_file(uuids=["GPU-0"])
     small.add_process(1)
@@ -83,9 +79,7 @@ def test_processes_that_are_left_out_of_a_read_are_no_empty_table(
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED, Layout.V1_1])
-def test_no_emptied_slot_is_a_running_process_for_an_edit(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_no_emptied_slot_is_a_running_process_for_an_edit(layout, region_file):
     file = region_file(layout, memory_limits=[100], sm_limits=[50])
     file.put("sm_limit", 0)
     for pid in PIDS:

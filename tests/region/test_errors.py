@@ -7,7 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-from support.region_file import RegionFileFactory
 
 import libhamiregion as hami
 
@@ -60,7 +59,7 @@ def make(cls: type[hami.RegionError]) -> hami.RegionError:
     return error
 
 
-def test_the_tree_has_every_error_of_the_library() -> None:
+def test_the_tree_has_every_error_of_the_library():
     found = {
         value
         for value in vars(hami).values()
@@ -69,7 +68,7 @@ def test_the_tree_has_every_error_of_the_library() -> None:
     assert found == {*TREE, hami.RegionError}
 
 
-def test_each_error_is_a_region_error_and_the_builtin_that_people_catch() -> None:
+def test_each_error_is_a_region_error_and_the_builtin_that_people_catch():
     assert hami.RegionError.__bases__ == (Exception,)
     for cls, builtin in TREE.items():
         assert hami.RegionError in cls.__bases__
@@ -78,16 +77,16 @@ def test_each_error_is_a_region_error_and_the_builtin_that_people_catch() -> Non
         assert caught_by == {base for base in BUILTINS if builtin and issubclass(builtin, base)}
 
 
-def test_the_message_stays_a_message() -> None:
+def test_the_message_stays_a_message():
     # OSError and KeyError dress theirs up.
     assert {str(make(cls)) for cls in TREE} == {"what, where, and what to do"}
 
 
-def test_an_error_without_a_file_has_no_path() -> None:
+def test_an_error_without_a_file_has_no_path():
     assert {cls("no file").path for cls in TREE} == {None}
 
 
-def test_errors_pickle_and_copy_with_all_that_they_carry() -> None:
+def test_errors_pickle_and_copy_with_all_that_they_carry():
     for cls in TREE:
         error = make(cls)
         pickles = [pickle.dumps(error, each) for each in range(pickle.HIGHEST_PROTOCOL + 1)]
@@ -95,12 +94,12 @@ def test_errors_pickle_and_copy_with_all_that_they_carry() -> None:
             assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
 
 
-def test_os_errors_have_their_errno() -> None:
+def test_os_errors_have_their_errno():
     assert make(hami.RegionNotFound).errno == errno.ENOENT  # type: ignore[attr-defined]
     assert make(hami.RegionPermissionDenied).errno == errno.EACCES  # type: ignore[attr-defined]
 
 
-def test_paths_in_messages_are_escaped(region_file: RegionFileFactory) -> None:
+def test_paths_in_messages_are_escaped(region_file):
     """A container chooses its file's name; a terminal must not obey it."""
     file = region_file(name="\x1b[2J\n.cache")
     file.put("magic", 7)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor
 from support.fake_proc import FakeProc, line_of
 from support.lock_bytes import hold, is_free, let_go
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.slot_bytes import pids
 from support.wait import eventually
 
@@ -34,12 +33,12 @@ ALIVE, DEAD = 5, 6
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     return region_file()
 
 
 @pytest.fixture
-def fake_proc(tmp_path: Path, region: Region) -> FakeProc:
+def fake_proc(tmp_path, region) -> FakeProc:
     """With one process of the region, which has the pid ALIVE in its container."""
     (tmp_path / "proc").mkdir()
     found = FakeProc(tmp_path / "proc")
@@ -50,7 +49,7 @@ def fake_proc(tmp_path: Path, region: Region) -> FakeProc:
 
 
 @pytest.fixture
-def proc(fake_proc: FakeProc) -> Iterator[int]:
+def proc(fake_proc) -> Iterator[int]:
     descriptor = os.open(fake_proc.directory, os.O_PATH | os.O_DIRECTORY)
     yield descriptor
     os.close(descriptor)
@@ -77,9 +76,7 @@ def _no_file_can_be_opened() -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_slots_and_lock_are_judged_by_evidence_without_opening_a_file(
-    region: Region, file: RegionFile, proc: int, request: pytest.FixtureRequest
-) -> None:
+def test_slots_and_lock_are_judged_by_evidence_without_opening_a_file(region, file, proc, request):
     file.add_process(ALIVE, {0: 640})
     file.add_process(DEAD, {0: 320})
     with region.lock():  # which opens the file for its numbers, once
@@ -96,9 +93,7 @@ def test_slots_and_lock_are_judged_by_evidence_without_opening_a_file(
 
 
 @pytest.mark.parametrize(("owner", "life"), [(ALIVE, "alive"), (DEAD, "dead")])
-def test_the_owner_of_the_lock_is_judged_by_evidence(
-    owner: int, life: str, region: Region, file: RegionFile, proc: int
-) -> None:
+def test_the_owner_of_the_lock_is_judged_by_evidence(owner, life, region, file, proc):
     """The machine's own /proc, which would be searched without it, has other processes."""
     hold(file, owner)
     evidence = gathered(region, proc)
@@ -111,9 +106,7 @@ def test_the_owner_of_the_lock_is_judged_by_evidence(
             region.recover_lock(evidence=evidence)
 
 
-def test_a_slot_and_a_lock_that_have_changed_since_are_not_judged(
-    region: Region, file: RegionFile, proc: int
-) -> None:
+def test_a_slot_and_a_lock_that_have_changed_since_are_not_judged(region, file, proc):
     file.add_process(DEAD, {0: 320})
     evidence = gathered(region, proc)
     file.put("slot_used.total", 321)
@@ -124,9 +117,7 @@ def test_a_slot_and_a_lock_that_have_changed_since_are_not_judged(
     assert region.reap(dry_run=True, evidence=evidence) == ()
 
 
-def test_evidence_that_is_not_complete_proves_no_death(
-    region: Region, file: RegionFile, proc: int
-) -> None:
+def test_evidence_that_is_not_complete_proves_no_death(region, file, proc):
     file.add_process(DEAD, {0: 320})
     hold(file, DEAD)
     evidence = gathered(region, proc, found_all=False)
@@ -139,7 +130,7 @@ def test_evidence_that_is_not_complete_proves_no_death(
 
 
 @pytest.mark.slow
-def test_old_evidence_proves_nothing(region: Region, file: RegionFile, proc: int) -> None:
+def test_old_evidence_proves_nothing(region, file, proc):
     file.add_process(DEAD, {0: 320})
     evidence = gathered(region, proc)
     assert region.reap(dry_run=True, evidence=evidence) == (ReapedSlot(DEAD, 320),)
@@ -153,16 +144,14 @@ def test_old_evidence_proves_nothing(region: Region, file: RegionFile, proc: int
     eventually(is_too_old)
 
 
-def test_a_slot_without_a_pid_is_judged_by_the_answers_of_all(
-    region: Region, file: RegionFile, proc: int
-) -> None:
+def test_a_slot_without_a_pid_is_judged_by_the_answers_of_all(region, file, proc):
     file.add_process(0, {0: 640})
     evidence = gathered(region, proc)
     assert evidence.pids is None, "any process may have taken its pid out"
     assert region.reap(evidence=evidence) == (ReapedSlot(0, 640),)
 
 
-def test_it_names_the_pids_to_ask_for(region: Region, file: RegionFile) -> None:
+def test_it_names_the_pids_to_ask_for(region, file):
     file.add_process(ALIVE, {0: 640})
     hold(file, DEAD)
     assert region.evidence().pids == {ALIVE, DEAD}
@@ -170,9 +159,7 @@ def test_it_names_the_pids_to_ask_for(region: Region, file: RegionFile) -> None:
     assert region.evidence().pids is None
 
 
-def test_evidence_is_about_the_handle_that_it_was_begun_with(
-    region: Region, file: RegionFile, proc: int
-) -> None:
+def test_evidence_is_about_the_handle_that_it_was_begun_with(region, file, proc):
     with open_region(file, writable=True) as other:
         evidence = gathered(other, proc)
         with pytest.raises(ValueError, match="another handle"):
@@ -184,9 +171,7 @@ def test_evidence_is_about_the_handle_that_it_was_begun_with(
 # ---- one process ----
 
 
-def test_a_process_answers_for_many_files_with_its_pids_and_its_age(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_process_answers_for_many_files_with_its_pids_and_its_age(region_file, actor):
     file, other = region_file(), region_file()
     process = actor(file)
     with open_region(file) as one, open_region(other) as two:
@@ -203,7 +188,7 @@ def test_a_process_answers_for_many_files_with_its_pids_and_its_age(
     assert (answer._raw.is_self, own[1]._raw.is_self) == (False, True)
 
 
-def test_a_process_that_has_ended_has_no_age(region: Region) -> None:
+def test_a_process_that_has_ended_has_no_age(region):
     with subprocess.Popen(["true"]) as ended:
         descriptor = os.open("/proc", os.O_PATH)
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
@@ -216,7 +201,7 @@ def test_a_process_that_has_ended_has_no_age(region: Region) -> None:
         assert not answer.maps_file
 
 
-def test_the_process_that_asks_is_none_of_the_region(region: Region, file: RegionFile) -> None:
+def test_the_process_that_asks_is_none_of_the_region(region, file):
     """It maps the file for writing, and may free a lock that no other process can hold."""
     hold(file, 0)
     evidence = region.evidence()
@@ -232,8 +217,8 @@ def test_the_process_that_asks_is_none_of_the_region(region: Region, file: Regio
 
 
 def test_a_dead_ones_odd_seqlock_is_made_even_beside_the_live_owner_that_waits_for_it(
-    region: Region, file: RegionFile, fake_proc: FakeProc, proc: int
-) -> None:
+    region, file, fake_proc, proc
+):
     """The owner was asked, and is older than the evidence."""
     stat = fake_proc.directory / "100" / "stat"
     stat.write_text(f"100 (x) {' '.join(['S', *['0'] * 18, '1', *['0'] * 30])}\n")
@@ -249,7 +234,7 @@ def test_a_dead_ones_odd_seqlock_is_made_even_beside_the_live_owner_that_waits_f
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-def test_evidence_is_noted_in_every_layout(region_file: RegionFileFactory, layout: Layout) -> None:
+def test_evidence_is_noted_in_every_layout(region_file, layout):
     with open_region(region_file(layout).path) as region:
         evidence = region.evidence()
         assert evidence.pids == frozenset()

@@ -37,13 +37,13 @@ def sm_or_none(percent: int) -> int | None:
     return percent if 0 < percent < 100 else None
 
 
-def test_identify_names_the_layout_from_size_version_and_content(golden: GoldenRegion) -> None:
+def test_identify_names_the_layout_from_size_version_and_content(golden):
     assert identify(golden.path) is golden.layout
     assert golden.path.stat().st_size == golden.expected["file_size"]
     assert golden.expected["file_size"] == golden.layout.size_bytes + 1
 
 
-def test_reading_does_not_change_a_byte(golden: GoldenRegion) -> None:
+def test_reading_does_not_change_a_byte(golden):
     before = golden.path.read_bytes(), golden.path.stat().st_mtime_ns
     with open_region(golden.path) as region:
         region.snapshot()
@@ -57,7 +57,7 @@ def test_reading_does_not_change_a_byte(golden: GoldenRegion) -> None:
 # ---- Region.snapshot() ----
 
 
-def test_a_snapshot_has_every_field(golden: GoldenRegion) -> None:
+def test_a_snapshot_has_every_field(golden):
     expected = golden.expected
     with open_region(golden.path) as region:
         snapshot = region.snapshot()
@@ -98,7 +98,7 @@ def check_process(process: ProcessUsage, expected: dict[str, Any]) -> None:
 # ---- live values ----
 
 
-def test_last_kernel_time_is_there_from_1_1_on(golden: GoldenRegion) -> None:
+def test_last_kernel_time_is_there_from_1_1_on(golden):
     # Not in the JSON: the files were all recorded within these ten minutes.
     with open_region(golden.path) as region:
         live, of_snapshot = region.last_kernel_time_s, region.snapshot().last_kernel_time_s
@@ -118,7 +118,7 @@ with_lock = pytest.mark.parametrize(
 
 
 @with_lock
-def test_a_golden_lock_is_recovered_where_its_owner_was_killed(golden: GoldenRegion) -> None:
+def test_a_golden_lock_is_recovered_where_its_owner_was_killed(golden):
     file = RegionFile(golden.path, golden.layout)
     if held(golden):
         assert not is_free(file)
@@ -139,7 +139,7 @@ def test_a_golden_lock_is_recovered_where_its_owner_was_killed(golden: GoldenReg
 
 
 @with_lock
-def test_coming_and_going_leaves_a_golden_region_as_it_was(golden: GoldenRegion) -> None:
+def test_coming_and_going_leaves_a_golden_region_as_it_was(golden):
     """Attach, charge, release, detach. Bytes that may differ, and to what:
 
     - where the owner was killed holding the lock: owner_pid is 0 and the semaphore's value 1,

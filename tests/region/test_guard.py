@@ -89,14 +89,14 @@ def survive(path: Path, *parts: str) -> None:
 
 
 @pytest.mark.parametrize("taken", TAKEN)
-def test_a_cut_is_an_error_whoever_has_the_signal(taken: str, tmp_path: Path) -> None:
+def test_a_cut_is_an_error_whoever_has_the_signal(taken, tmp_path):
     take, afterwards = TAKEN[taken]
     program = textwrap.dedent(PROGRAM).format(taken=take, afterwards=afterwards)
     enable = "faulthandler.enable()" if "faulthandler" in taken else ""
     survive(tmp_path / "a.cache", program, enable, "check()")
 
 
-def test_a_python_handler_installed_after_is_there_for_threads_too(tmp_path: Path) -> None:
+def test_a_python_handler_installed_after_is_there_for_threads_too(tmp_path):
     program = textwrap.dedent(PROGRAM).format(
         taken="install.set(); installed.wait()", afterwards=""
     )
@@ -177,9 +177,7 @@ TAKEN_BETWEEN = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", TAKEN_BETWEEN)
-def test_a_program_may_take_the_signal_right_after_a_call_and_make_the_next(
-    how: str, tmp_path: Path
-) -> None:
+def test_a_program_may_take_the_signal_right_after_a_call_and_make_the_next(how, tmp_path):
     """A container that cuts and restores its file without a pause does not end its readers."""
     path = tmp_path / "a.cache"
     create_region(path, memory_limits=(5,))
@@ -188,7 +186,6 @@ def test_a_program_may_take_the_signal_right_after_a_call_and_make_the_next(
         taken=taken, given_back=given_back, threads=threads
     )
     with subprocess.Popen([sys.executable, "-c", CUTTER, path], stdout=subprocess.PIPE) as cutter:
-        assert cutter.stdout is not None
         cutter.stdout.readline()
         try:
             survive(path, f"SECONDS = {scaled(60.0, 1.5)}", program)
@@ -245,22 +242,20 @@ READ_IN_A_THREAD = """
     ],
     ids=["enabled before", "enabled after", "one of ours caught", "another thread reads"],
 )
-def test_a_fault_of_the_program_itself_ends_it_with_faulthandlers_dump(
-    parts: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_fault_of_the_program_itself_ends_it_with_faulthandlers_dump(parts, tmp_path):
     done = run(tmp_path / "a.cache", *parts, "print('still here', flush=True)", "fault()")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "still here\n")
     assert "Fatal Python error: Bus error" in done.stderr
     assert "in fault" in done.stderr
 
 
-def test_with_faulthandler_in_front_our_own_fault_is_dumped_and_survived(tmp_path: Path) -> None:
+def test_with_faulthandler_in_front_our_own_fault_is_dumped_and_survived(tmp_path):
     """It cannot know that the signal will be caught behind it."""
     done = run(tmp_path / "a.cache", REGION, ENABLE, "for _ in range(3): assert stale()")
     assert done.returncode == 0, done.stderr
 
 
-def test_only_reading_a_region_takes_the_signal(tmp_path: Path) -> None:
+def test_only_reading_a_region_takes_the_signal(tmp_path):
     survive(
         tmp_path / "a.cache",
         """

@@ -4,9 +4,8 @@ import itertools
 
 import attrs
 import pytest
-from support.golden_regions import GoldenRegion
 from support.opening import refused
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import (
     AmbiguousLayout,
@@ -40,9 +39,7 @@ UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"
         ("uuids", 15, b"GPU-\x1b[2J", "uuid of device 15 is no GPU- or MIG- text"),
     ],
 )
-def test_one_field_out_of_range_is_named(
-    field: str, device: int, value: object, said: str, layout: Layout, file: RegionFile
-) -> None:
+def test_one_field_out_of_range_is_named(field, device, value, said, layout, file):
     file.put("device_num", 16)
     file.put(field, value, device=device)
     refused(file, RegionCorrupt, said, f"read as layout {layout.value}")
@@ -53,9 +50,7 @@ def test_one_field_out_of_range_is_named(
 
 @pytest.mark.parametrize("layout", [V1_1, POSTINIT, V1_2])
 @pytest.mark.parametrize("version", [(0, 0), (0, 5), (1, 0), (2, 1), (2**32 - 1, 1)])
-def test_an_unknown_version_is_never_taken_for_an_unversioned_region(
-    version: tuple[int, int], layout: Layout, file: RegionFile
-) -> None:
+def test_an_unknown_version_is_never_taken_for_an_unversioned_region(version, layout, file):
     """Without uuids and limits much of it is zeros, which would be plausible in any layout."""
     file.put("major_version", version[0])
     file.put("minor_version", version[1])
@@ -65,14 +60,12 @@ def test_an_unknown_version_is_never_taken_for_an_unversioned_region(
 
 @pytest.mark.parametrize("layout", [V1_1, POSTINIT, V1_2])
 @pytest.mark.parametrize("size", [2_008_951, 1_197_897, OLDEST.size_bytes])
-def test_a_versioned_file_that_was_cut_short_is_reported(size: int, file: RegionFile) -> None:
+def test_a_versioned_file_that_was_cut_short_is_reported(size, file):
     file.resize(size)
     refused(file, RegionCorrupt, f"the file has {size} bytes", "it was cut short")
 
 
-def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_read_as_that(
-    region_file: RegionFileFactory,
-) -> None:
+def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_read_as_that(region_file):
     """Both have one header, so its processes and counts are gone, but not its limits."""
     file = region_file(UNVERSIONED, memory_limits=(GIB,), uuids=[UUID])
     file.resize(UNVERSIONED.size_bytes - 1)
@@ -83,9 +76,7 @@ def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_read_as_that(
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_the_size_of_the_struct_and_more_is_enough(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_the_size_of_the_struct_and_more_is_enough(layout, region_file):
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
     for more in (4096, 1, 0):
         file.resize(layout.size_bytes + more)
@@ -99,9 +90,7 @@ def test_the_size_of_the_struct_and_more_is_enough(
 
 
 @pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED])
-def test_an_unversioned_region_is_itself_whatever_reads_like_a_version(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_an_unversioned_region_is_itself_whatever_reads_like_a_version(layout, region_file):
     """Where 1.1 and 1.2 have their version it has sm_init_flag and owner_pid."""
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
     file.add_process(7, {0: 5})
@@ -117,9 +106,7 @@ def test_an_unversioned_region_is_itself_whatever_reads_like_a_version(
             assert snapshot.device(0).memory_used_bytes == 5
 
 
-def test_golden_regions_lengthened_are_still_themselves(
-    golden_regions: list[GoldenRegion],
-) -> None:
+def test_golden_regions_lengthened_are_still_themselves(golden_regions):
     for golden in golden_regions:
         file = RegionFile(golden.path, golden.layout)
         file.resize(POSTINIT.size_bytes + 4096)
@@ -128,9 +115,7 @@ def test_golden_regions_lengthened_are_still_themselves(
             assert len(region.snapshot().processes) == golden.expected["proc_num"]
 
 
-def test_a_fresh_postinit_region_is_recognised_by_its_second_semaphore(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_fresh_postinit_region_is_recognised_by_its_second_semaphore(region_file):
     """Its value, 1, could be a device count; the mark of a shared semaphore is no uuid."""
     file = region_file(POSTINIT)
     assert identify(file) is POSTINIT
@@ -142,9 +127,7 @@ def test_a_fresh_postinit_region_is_recognised_by_its_second_semaphore(
 
 
 @pytest.mark.parametrize("candidates", [(V1_1, POSTINIT), (OLDEST, UNVERSIONED)])
-def test_two_plausible_layouts_are_an_error_and_the_caller_can_name_one(
-    candidates: tuple[Layout, Layout], region_file: RegionFileFactory
-) -> None:
+def test_two_plausible_layouts_are_an_error_and_the_caller_can_name_one(candidates, region_file):
     """A region of a container without limits, devices or processes, made longer."""
     shorter, longer = candidates
     file = region_file(shorter)
@@ -168,7 +151,7 @@ def test_two_plausible_layouts_are_an_error_and_the_caller_can_name_one(
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_a_named_layout_must_be_that_of_the_file(layout: Layout, file: RegionFile) -> None:
+def test_a_named_layout_must_be_that_of_the_file(layout, file):
     """A fresh file is mostly zeros, which read well in any layout."""
     for named in Layout:
         if named is layout:
@@ -187,9 +170,7 @@ NEWER = (1, 3)
 
 
 @pytest.mark.parametrize("more_bytes", [0, 272])
-def test_a_newer_minor_version_reads_like_the_newest_known_one(
-    golden_regions: list[GoldenRegion], more_bytes: int
-) -> None:
+def test_a_newer_minor_version_reads_like_the_newest_known_one(golden_regions, more_bytes):
     for golden in golden_regions:
         if golden.layout is not V1_2:
             continue
@@ -209,7 +190,7 @@ def test_a_newer_minor_version_reads_like_the_newest_known_one(
         assert attrs.evolve(table.snapshot(0), taken_at_ns=after.taken_at_ns) == after
 
 
-def test_a_newer_minor_version_is_never_written(region_file: RegionFileFactory) -> None:
+def test_a_newer_minor_version_is_never_written(region_file):
     file = region_file(memory_limits=[GIB])
     file.put("minor_version", NEWER[1])
     before = file.content()
@@ -232,8 +213,8 @@ def test_a_newer_minor_version_is_never_written(region_file: RegionFileFactory) 
     ],
 )
 def test_a_newer_minor_version_whose_fields_do_not_pass_is_refused(
-    layout: Layout, field: str, value: int, region_file: RegionFileFactory
-) -> None:
+    layout, field, value, region_file
+):
     file = region_file(layout, memory_limits=[GIB])
     file.put("minor_version", NEWER[1])
     file.put(field, value)

@@ -69,7 +69,7 @@ PUBLISHED = {
 # fmt: on
 
 
-def test_offsets_are_the_published_ones(layout: Layout) -> None:
+def test_offsets_are_the_published_ones(layout):
     size, version, header, slot = PUBLISHED[layout]
     assert layout.size_bytes == size
     assert layout.version == version
@@ -78,7 +78,7 @@ def test_offsets_are_the_published_ones(layout: Layout) -> None:
     )
 
 
-def test_values_are_the_published_names_in_the_order_of_the_releases() -> None:
+def test_values_are_the_published_names_in_the_order_of_the_releases():
     names = ["unversioned-no-util", "unversioned", "1.1", "1.1-postinit", "1.2"]
     assert [layout.value for layout in Layout] == names
     assert [layout.number for layout in Layout] == [0, 1, 2, 3, 4]
@@ -95,17 +95,17 @@ FLAGS = {
 }
 
 
-def test_flags_say_what_a_layout_has(layout: Layout) -> None:
+def test_flags_say_what_a_layout_has(layout):
     flags = layout.has_utilization, layout.has_seqlock, layout.has_limit_per_device
     assert flags == FLAGS[layout]
 
 
-def test_the_last_layout_is_the_newest() -> None:
+def test_the_last_layout_is_the_newest():
     """Identification takes a file of a version to come for one of the last row's."""
     assert LAYOUTS[-1].version == max(each.version for each in Layout if each.version is not None)
 
 
-def test_only_layouts_with_a_version_are_locked() -> None:
+def test_only_layouts_with_a_version_are_locked():
     assert [each for each in Layout if not each.has_lock] == [
         Layout.UNVERSIONED_NO_UTIL,
         Layout.UNVERSIONED,

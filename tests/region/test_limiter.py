@@ -16,13 +16,7 @@ from support.forked import in_child
 from support.region_file import truncate
 from support.wait import PATIENCE_S
 
-from libhamiregion import (
-    Region,
-    RegionClosed,
-    RegionStale,
-    create_region,
-    open_region,
-)
+from libhamiregion import Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.limiter import CoreLimiter
 
 GOLDEN = json.loads(
@@ -43,7 +37,7 @@ def state(limiter: CoreLimiter) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("device", GOLDEN, ids=lambda device: f"sm{device['sm_count']}")
-def test_every_golden_tick_gives_libvgpus_numbers(device: dict[str, Any]) -> None:
+def test_every_golden_tick_gives_libvgpus_numbers(device):
     limiter = CoreLimiter(
         sm_count=device["sm_count"],
         max_threads_per_sm=device["max_threads_per_sm"],
@@ -66,9 +60,7 @@ def test_every_golden_tick_gives_libvgpus_numbers(device: dict[str, Any]) -> Non
         st.tuples(st.integers(0, 100), st.just(0) | st.integers(0, 2**63 - 1)), max_size=80
     ),
 )
-def test_any_run_of_ticks_and_launches_follows_the_rules(
-    sm_count: int, threads: int, limit: int, steps: list[tuple[int, int]]
-) -> None:
+def test_any_run_of_ticks_and_launches_follows_the_rules(sm_count, threads, limit, steps):
     """The rules in Python's unbounded integers; C agrees, also at the ends of its ranges."""
     limiter = CoreLimiter(sm_count=sm_count, max_threads_per_sm=threads, sm_limit=limit)
     share, tokens, total = 0, 0, threads * sm_count * 32
@@ -92,7 +84,7 @@ def test_any_run_of_ticks_and_launches_follows_the_rules(
         assert state(limiter) == (share, tokens, total)
 
 
-def test_a_utilisation_outside_0_to_100_changes_nothing() -> None:
+def test_a_utilisation_outside_0_to_100_changes_nothing():
     limiter = make_limiter()
     limiter.acquire(1000)
     limiter.tick(10)
@@ -105,7 +97,7 @@ def test_a_utilisation_outside_0_to_100_changes_nothing() -> None:
 # ---- Launches ----
 
 
-def test_a_launch_may_take_the_bucket_below_zero_and_the_next_one_waits() -> None:
+def test_a_launch_may_take_the_bucket_below_zero_and_the_next_one_waits():
     limiter = make_limiter()
     limiter.acquire(1000, timeout_s=0)
     assert limiter.tokens == -1000
@@ -115,7 +107,7 @@ def test_a_launch_may_take_the_bucket_below_zero_and_the_next_one_waits() -> Non
 
 
 @pytest.mark.parametrize("timeout_s", [None, float("inf"), 30, 10**9])
-def test_a_waiting_launch_goes_on_when_a_tick_fills_the_bucket(timeout_s: "float | None") -> None:
+def test_a_waiting_launch_goes_on_when_a_tick_fills_the_bucket(timeout_s):
     limiter = make_limiter()
     limiter.acquire(1)
     with ThreadPoolExecutor(1) as pool:
@@ -126,7 +118,7 @@ def test_a_waiting_launch_goes_on_when_a_tick_fills_the_bucket(timeout_s: "float
 
 
 @pytest.mark.parametrize("limit", [None, 0, 100, 101, 2**32 - 1])
-def test_without_a_limit_launches_pass_and_take_nothing(limit: "int | None") -> None:
+def test_without_a_limit_launches_pass_and_take_nothing(limit):
     limiter = make_limiter(sm_limit=limit)
     for _ in range(3):
         limiter.acquire(2**40, timeout_s=0)
@@ -134,7 +126,7 @@ def test_without_a_limit_launches_pass_and_take_nothing(limit: "int | None") -> 
     assert state(limiter) == (0, 0, 16 * 1536 * 32)
 
 
-def test_ctrl_c_ends_a_wait_without_a_timeout() -> None:
+def test_ctrl_c_ends_a_wait_without_a_timeout():
     limiter = make_limiter()
     limiter.acquire(1)
     with pytest.raises(Interrupted), alarm(0.05):
@@ -145,7 +137,7 @@ def test_ctrl_c_ends_a_wait_without_a_timeout() -> None:
 # ---- Threads ----
 
 
-def test_launches_from_many_threads_lose_no_tokens() -> None:
+def test_launches_from_many_threads_lose_no_tokens():
     """Each block is subtracted once."""
     limiter = make_limiter(sm_count=132, max_threads_per_sm=2048)
     while limiter.tokens < limiter.total:
@@ -167,14 +159,14 @@ def test_launches_from_many_threads_lose_no_tokens() -> None:
 
 
 @pytest.fixture
-def region(tmp_path: Path) -> Iterator[Region]:
+def region(tmp_path) -> Iterator[Region]:
     path = tmp_path / "limited.cache"
     create_region(path, sm_limits=[50, 100])
     with open_region(path, writable=True) as opened:
         yield opened
 
 
-def test_the_regions_limit_rules_from_the_start(region: Region) -> None:
+def test_the_regions_limit_rules_from_the_start(region):
     limiter = make_limiter(sm_limit=None, region=region)
     limiter.acquire(10)
     assert limiter.tokens == -10
@@ -183,7 +175,7 @@ def test_the_regions_limit_rules_from_the_start(region: Region) -> None:
     assert other.tokens == 0
 
 
-def test_a_limit_that_changes_in_the_region_is_seen_at_the_next_tick(region: Region) -> None:
+def test_a_limit_that_changes_in_the_region_is_seen_at_the_next_tick(region):
     limiter, reference = make_limiter(region=region), make_limiter(sm_limit=20)
     region.set_sm_limit(20, device=0)
     for util in (10, 30, 15, 20):
@@ -192,7 +184,7 @@ def test_a_limit_that_changes_in_the_region_is_seen_at_the_next_tick(region: Reg
         assert state(limiter) == state(reference)
 
 
-def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region: Region) -> None:
+def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region):
     limiter = make_limiter(region=region)
     limiter.acquire(2**50)
     region.set_utilization_switch(False)
@@ -205,7 +197,7 @@ def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region: Re
         limiter.acquire(1, timeout_s=0)
 
 
-def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(region: Region) -> None:
+def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(region):
     limiter, reference = make_limiter(region=region), make_limiter(sm_limit=50)
     limiter.acquire(1000)
     reference.acquire(1000)
@@ -217,7 +209,7 @@ def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(regio
         assert state(limiter) == state(reference)
 
 
-def test_a_region_that_shrinks_is_an_error_of_tick_and_launches_go_on(region: Region) -> None:
+def test_a_region_that_shrinks_is_an_error_of_tick_and_launches_go_on(region):
     limiter = make_limiter(region=region)
     limiter.acquire(1)
     truncate(region.path, 0)
@@ -226,7 +218,7 @@ def test_a_region_that_shrinks_is_an_error_of_tick_and_launches_go_on(region: Re
     limiter.acquire(1, timeout_s=0)
 
 
-def test_the_limiter_keeps_its_region_alive(tmp_path: Path) -> None:
+def test_the_limiter_keeps_its_region_alive(tmp_path):
     path = tmp_path / "kept.cache"
     create_region(path, sm_limits=[50])
     region = open_region(path)
@@ -237,7 +229,7 @@ def test_the_limiter_keeps_its_region_alive(tmp_path: Path) -> None:
     assert limiter.share > 0
 
 
-def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region: Region) -> None:
+def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region):
     limiter = make_limiter(region=region)
     limiter.acquire(1000)
 
@@ -254,7 +246,7 @@ def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region: Reg
 # ---- Arguments ----
 
 
-def test_a_number_out_of_range_is_a_value_error_that_names_it() -> None:
+def test_a_number_out_of_range_is_a_value_error_that_names_it():
     for name, values in (
         ("sm_count", (0, -1, 65537)),
         ("max_threads_per_sm", (0, 65537)),
@@ -273,7 +265,7 @@ def test_a_number_out_of_range_is_a_value_error_that_names_it() -> None:
             limiter.acquire(1, timeout_s=timeout_s)
 
 
-def test_what_is_no_integer_or_no_region_is_a_type_error_that_names_it() -> None:
+def test_what_is_no_integer_or_no_region_is_a_type_error_that_names_it():
     values: tuple[Any, ...] = (1.5, "1", True, b"1")
     for value in values:
         for name in ("sm_count", "max_threads_per_sm", "sm_limit", "device"):

@@ -21,13 +21,13 @@ def sm_limit(value: str, hami_version: Any = "2.10") -> int | None:
     return found.sm_limits_percent[0]
 
 
-def test_the_variable_without_an_index_rules_every_device() -> None:
+def test_the_variable_without_an_index_rules_every_device():
     limits = limits_from_environment({MEMORY: "3000m", SM: "30"})
     assert limits.memory_limits_bytes == (3000 * MIB,) * 16
     assert limits.sm_limits_percent == (30,) * 16
 
 
-def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
+def test_the_variable_with_an_index_wins_for_its_device_only():
     limits = limits_from_environment(
         {MEMORY: "1g", f"{MEMORY}_0": "2g", f"{MEMORY}_15": "3g", SM: "30", f"{SM}_10": "50"}
     )
@@ -35,7 +35,7 @@ def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
     assert limits.sm_limits_percent == (*(30,) * 10, 50, *(30,) * 5)
 
 
-def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> None:
+def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one():
     nothings = ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"]
     for nothing, version in [
         *((each, "2.10") for each in nothings),
@@ -50,7 +50,7 @@ def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> Non
         assert limits.sm_limits_percent[1] == 30
 
 
-def test_a_value_is_what_strtoul_reads_times_the_last_letter() -> None:
+def test_a_value_is_what_strtoul_reads_times_the_last_letter():
     for value, nbytes in [
         ("7k", 7 * KIB),
         ("7K", 7 * KIB),
@@ -86,13 +86,13 @@ UNLIMITED = (
 )  # fmt: skip
 
 
-def test_zero_garbage_and_overflow_mean_unlimited() -> None:
+def test_zero_garbage_and_overflow_mean_unlimited():
     for value in UNLIMITED:
         assert memory_limit(value) is None
         assert sm_limit(value) is None
 
 
-def test_an_sm_limit_of_100_or_more_is_unlimited() -> None:
+def test_an_sm_limit_of_100_or_more_is_unlimited():
     for value, percent in [
         ("1", 1),
         ("50", 50),
@@ -105,13 +105,13 @@ def test_an_sm_limit_of_100_or_more_is_unlimited() -> None:
         assert sm_limit(value) == percent
 
 
-def test_an_unlimited_device_is_told_apart_from_one_without_a_value() -> None:
+def test_an_unlimited_device_is_told_apart_from_one_without_a_value():
     """100 for one device lifts the general limit there, 0 does not."""
     limits = limits_from_environment({SM: "30", f"{SM}_0": "100", f"{SM}_1": "0"})
     assert limits.sm_limits_percent[:3] == (None, 30, 30)
 
 
-def test_a_value_ends_at_a_nul_as_in_c() -> None:
+def test_a_value_ends_at_a_nul_as_in_c():
     assert memory_limit("6g\x00k") == 6 * GIB
 
 
@@ -143,9 +143,7 @@ def test_a_value_ends_at_a_nul_as_in_c() -> None:
         ("six", None, None),
     ],
 )
-def test_memory_is_read_as_each_release_reads_it(
-    value: str, before: int | None, after: int | None
-) -> None:
+def test_memory_is_read_as_each_release_reads_it(value, before, after):
     assert (memory_limit(value), memory_limit(value, "2.11")) == (before, after)
     if before == after:
         assert memory_limit(value, None) == before
@@ -160,9 +158,7 @@ def test_memory_is_read_as_each_release_reads_it(
     ("value", "before", "after"),
     [("50%", 50, 50), ("50.5", 50, 50), ("50.5%", 50, 50), ("062", 50, 62), ("0x32", 50, None)],
 )
-def test_an_sm_limit_is_read_as_each_release_reads_it(
-    value: str, before: int | None, after: int | None
-) -> None:
+def test_an_sm_limit_is_read_as_each_release_reads_it(value, before, after):
     assert (sm_limit(value), sm_limit(value, "2.11")) == (before, after)
     if before == after:
         assert sm_limit(value, None) == before
@@ -171,11 +167,11 @@ def test_an_sm_limit_is_read_as_each_release_reads_it(
             sm_limit(value, None)
 
 
-def test_readings_that_differ_name_the_device_and_its_variable() -> None:
+def test_readings_that_differ_name_the_device_and_its_variable():
     with pytest.raises(ValueError, match=f"device 3 .*{MEMORY}_3='1gb', {MEMORY}='2g'"):
         limits_from_environment({MEMORY: "2g", f"{MEMORY}_3": "1gb"})
 
 
-def test_a_release_that_is_not_known_is_an_error() -> None:
+def test_a_release_that_is_not_known_is_an_error():
     with pytest.raises(ValueError, match=r"2\.10 or 2\.11, not '2\.9'"):
         memory_limit("1g", "2.9")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-from support.actors import MakeActor
 from support.alarm import Interrupted, alarm
 from support.forked import meanwhile
 from support.lock_bytes import (
@@ -28,7 +27,7 @@ from support.lock_bytes import (
 )
 from support.namespaces import is_own_signature, needs_first_namespace
 from support.region_calls import LOCKING, TAKES_THE_LOCK_ITSELF
-from support.region_file import RegionFile, RegionFileFactory, locate
+from support.region_file import locate
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
@@ -48,9 +47,7 @@ from libhamiregion import (
 
 
 @pytest.mark.parametrize("raw", SEMAPHORES.values(), ids=SEMAPHORES)
-def test_locking_stores_the_value_and_a_signature_and_nothing_else(
-    layout: Layout, raw: bytes, file: RegionFile
-) -> None:
+def test_locking_stores_the_value_and_a_signature_and_nothing_else(layout, raw, file):
     file.put_bytes(locate(layout, "sem")[0], raw)
     before = file.content()
     with open_region(file, writable=True) as region:
@@ -71,7 +68,7 @@ def test_locking_stores_the_value_and_a_signature_and_nothing_else(
         assert semaphore_bytes(file) == raw
 
 
-def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
+def test_the_lock_is_not_reentrant_and_says_so(file):
     # For reap(), which takes the lock only if there is something to do.
     file.add_process(NOBODY, {0: 1})
     with open_region(file, writable=True) as region, region.lock():
@@ -90,9 +87,7 @@ def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
-def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(layout, region_file):
     file = region_file(layout, memory_limits=[5])
     file.add_process(os.getpid(), {0: 1})
     before = file.content()
@@ -106,7 +101,7 @@ def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(
         assert region.set_memory_limit(7, device=0).before == 5
 
 
-def test_everything_about_the_lock_needs_the_regions_file(region_file: RegionFileFactory) -> None:
+def test_everything_about_the_lock_needs_the_regions_file(region_file):
     file = region_file()
     with open_region(file, writable=True) as region:
         with pytest.raises(RegionStale), region.lock():
@@ -116,16 +111,14 @@ def test_everything_about_the_lock_needs_the_regions_file(region_file: RegionFil
                 call(region)
 
 
-def test_leaving_a_lock_that_was_taken_away_is_lock_lost_and_posts_nothing(
-    file: RegionFile,
-) -> None:
+def test_leaving_a_lock_that_was_taken_away_is_lock_lost_and_posts_nothing(file):
     with open_region(file, writable=True) as region:
         with pytest.raises(LockLost), region.lock():
             file.put("owner_pid", NOBODY)
         assert (value_of(file), file.get("owner_pid")) == (0, NOBODY)
 
 
-def test_closing_the_region_gives_the_lock_back(file: RegionFile) -> None:
+def test_closing_the_region_gives_the_lock_back(file):
     region = open_region(file, writable=True)
     lock = region.lock()
     lock.__enter__()
@@ -135,7 +128,7 @@ def test_closing_the_region_gives_the_lock_back(file: RegionFile) -> None:
         lock.__exit__(None, None, None)
 
 
-def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) -> None:
+def test_a_timeout_is_not_negative_and_a_number(region_file):
     with open_region(region_file(), writable=True) as region:
         for timeout_s in (-1, -0.001, float("-inf"), float("nan")):
             for call in (
@@ -149,7 +142,7 @@ def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) 
 
 
 # The rest of recovery is in tests/region/test_recover.py.
-def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
+def test_nothing_wrong_is_nothing_done(file):
     before = file.content()
     with open_region(file, writable=True) as region:
         done = region.recover_lock()
@@ -164,9 +157,7 @@ def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
 
 
 @pytest.mark.parametrize("holder", ["libvgpu", "this library", "another handle"])
-def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
-    holder: str, file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(holder, file, actor):
     with contextlib.ExitStack() as stack:
         region = stack.enter_context(open_region(file, writable=True))
         if holder == "another handle":
@@ -191,7 +182,7 @@ def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
         assert (value_of(file), file.get("owner_pid")) == (0, owner)
 
 
-def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeActor) -> None:
+def test_waiting_leaves_no_trace_in_the_semaphore(file, actor):
     """Not even while one waits: who is killed then leaves nothing behind."""
     hold(file, NOBODY)
     waiter, killed = actor(file), actor(file)
@@ -218,9 +209,7 @@ WAITS: dict[str, Callable[[Region], object]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-def test_closing_the_region_ends_the_waits_of_other_threads(
-    wait: Callable[[Region], object], file: RegionFile
-) -> None:
+def test_closing_the_region_ends_the_waits_of_other_threads(wait, file):
     file.add_process(NOBODY)
     hold(file, NOBODY)
     before = file.content()
@@ -271,9 +260,7 @@ except KeyboardInterrupt:
         "slot.detach()",
     ],
 )
-def test_an_interrupt_ends_a_wait(
-    call: str, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_a_wait(call, region_file, actor, tmp_path):
     """Ctrl-C ends a program without waiting for a timeout."""
     file = region_file(Layout.V1_1)
     file.add_process(NOBODY, {0: 1})
@@ -298,9 +285,7 @@ def test_an_interrupt_ends_a_wait(
     assert is_free(file)
 
 
-def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(file, actor):
     holder = actor(file)
     with open_region(file, writable=True) as region:
         # Free after 60 ms: in the same slice of waiting.
@@ -320,7 +305,7 @@ def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_a_free_lock_is_reported_as_free(layout: Layout, writable: bool, file: RegionFile) -> None:
+def test_a_free_lock_is_reported_as_free(layout, writable, file):
     before = file.content()
     with open_region(file, writable=writable) as region:
         state = region.lock_state()
@@ -338,7 +323,7 @@ def test_a_free_lock_is_reported_as_free(layout: Layout, writable: bool, file: R
     assert file.content() == before
 
 
-def test_a_live_owner_is_named_by_both_its_pids(file: RegionFile, actor: MakeActor) -> None:
+def test_a_live_owner_is_named_by_both_its_pids(file, actor):
     holder = actor(file)
     holder("attach")
     holder("lock")
@@ -349,9 +334,7 @@ def test_a_live_owner_is_named_by_both_its_pids(file: RegionFile, actor: MakeAct
     assert (state.owner_life, state.by_library) == ("alive", False)
 
 
-def test_a_writer_of_this_library_that_is_not_attached_has_no_pid(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_writer_of_this_library_that_is_not_attached_has_no_pid(file, actor):
     """Killed inside, it is replaced at once."""
     holder = actor(file)
     with open_region(file, writable=True) as region, open_region(file) as reader:
@@ -371,9 +354,7 @@ def test_a_writer_of_this_library_that_is_not_attached_has_no_pid(
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
-    attached: bool, file: RegionFile
-) -> None:
+def test_the_holder_itself_and_its_other_handles_see_a_live_owner(attached, file):
     pid = os.getpid() if attached else None
     with open_region(file, writable=True) as region, open_region(file) as other:
         slot = region.attach() if attached else None
@@ -387,7 +368,7 @@ def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
 
 
 @needs_first_namespace()
-def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFile) -> None:
+def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file):
     reading, writing = os.pipe()
 
     def hold_open() -> None:
@@ -408,9 +389,7 @@ def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFi
 
 
 @needs_first_namespace()
-def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(layout, region_file, actor):
     """Its number is a re-used one."""
     file = region_file(layout)
     for stranger in (actor(), actor(region_file(layout))):
@@ -420,9 +399,7 @@ def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(
         assert (state.owner_pid, state.owner_life) == (stranger.pid, "dead")
 
 
-def test_a_process_lives_as_long_as_one_of_its_threads(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_process_lives_as_long_as_one_of_its_threads(layout, region_file, actor):
     """The system shows no mappings of a process whose first thread has ended."""
     if platform.machine() not in {"x86_64", "aarch64"}:
         pytest.skip("needs the number of the exit call")
@@ -445,9 +422,7 @@ def test_a_process_lives_as_long_as_one_of_its_threads(
         assert region.reap(dry_run=True) == ()
 
 
-def test_an_owner_that_cannot_be_judged_is_unknown(
-    file: RegionFile, actor: MakeActor, tmp_path: Path
-) -> None:
+def test_an_owner_that_cannot_be_judged_is_unknown(file, actor, tmp_path):
     nothing = tmp_path / "proc"
     nothing.mkdir()
     with open_region(file) as region:
@@ -462,7 +437,7 @@ def test_an_owner_that_cannot_be_judged_is_unknown(
             region.lock_state(proc=tmp_path / "missing")
 
 
-def test_whatever_the_semaphores_hold_is_reported(file: RegionFile, layout: Layout) -> None:
+def test_whatever_the_semaphores_hold_is_reported(file, layout):
     hold(file, 0)
     with open_region(file) as region:
         state = region.lock_state()

@@ -9,11 +9,9 @@ import sys
 import time
 
 import pytest
-from support.actors import MakeActor
 from support.lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
 from support.namespaces import FOREIGN_OWNER, is_number, own_mounts
 from support.recovering import HOLD_STRUCT, assert_usable, did, recover
-from support.region_file import RegionFile, RegionFileFactory
 from support.slot_bytes import pids, used
 from support.wait import PATIENCE_S, eventually
 
@@ -46,9 +44,7 @@ answer = child.pid
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("beget", [RAW_CLONE, FORK, SPAWN], ids=["clone", "fork", "exec"])
-def test_a_child_does_not_keep_a_killed_holder_alive(
-    beget: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_child_does_not_keep_a_killed_holder_alive(beget, layout, region_file, actor):
     if CLONE is None:
         pytest.skip("needs the number of the clone call")
     file = region_file(layout)
@@ -82,9 +78,7 @@ for fd in range(3, 20):
 """
 
 
-def test_a_program_that_closes_all_descriptors_keeps_its_lock(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_program_that_closes_all_descriptors_keeps_its_lock(file, actor):
     holder = actor(file)
     holder("lock")
     holder("evaluate", CLOSE_ALL)
@@ -102,9 +96,7 @@ os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
 """
 
 
-def test_a_program_that_executes_another_one_holds_nothing_any_more(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_program_that_executes_another_one_holds_nothing_any_more(region_file, actor):
     file = region_file()
     holder = actor(file)
     holder("lock")
@@ -118,7 +110,7 @@ def test_a_program_that_executes_another_one_holds_nothing_any_more(
             pass
 
 
-def test_each_turn_is_signed_with_another_number(region_file: RegionFileFactory) -> None:
+def test_each_turn_is_signed_with_another_number(region_file):
     """A waiter of libvgpu that has judged one signature does not take the next one for it."""
     file = region_file()
     with open_region(file, writable=True) as region:
@@ -131,9 +123,7 @@ def test_each_turn_is_signed_with_another_number(region_file: RegionFileFactory)
     assert len(set(numbers)) == 256
 
 
-def test_the_first_lock_through_a_region_whose_path_leads_elsewhere_says_so(
-    region_file: RegionFileFactory,
-) -> None:
+def test_the_first_lock_through_a_region_whose_path_leads_elsewhere_says_so(region_file):
     file = region_file()
     with (
         open_region(file, writable=True) as late,
@@ -148,9 +138,7 @@ def test_the_first_lock_through_a_region_whose_path_leads_elsewhere_says_so(
             pass
 
 
-def test_bytes_of_another_file_at_the_same_path_prove_nothing(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_bytes_of_another_file_at_the_same_path_prove_nothing(layout, region_file, actor):
     file, other = region_file(layout), region_file(layout)
     holder = actor(file)
     holder("lock")
@@ -165,9 +153,7 @@ def test_bytes_of_another_file_at_the_same_path_prove_nothing(
         assert reader.lock_state().owner_pid == owner
 
 
-def test_a_container_that_locks_all_bytes_costs_a_writer_its_timeout(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_container_that_locks_all_bytes_costs_a_writer_its_timeout(region_file, actor):
     file = region_file()
     container = actor()
     container(
@@ -192,8 +178,8 @@ def test_a_container_that_locks_all_bytes_costs_a_writer_its_timeout(
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("layout", [Layout.V1_1])
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
-    layout: Layout, file: RegionFile, actor: MakeActor
-) -> None:
+    layout, file, actor
+):
     """A waiter that repairs under it stores its pid plainly; one that comes later has to wait."""
     libvgpu, late = actor(), actor()
     libvgpu("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)
@@ -233,9 +219,7 @@ ENDINGS = {
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
-def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
-    ending: str, file: RegionFile
-) -> None:
+def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(ending, file):
     file.add_process(NOBODY, {0: 7})
     ended = subprocess.run(
         [sys.executable, "-c", END.format(ending), str(file.path)],
@@ -250,9 +234,7 @@ def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
     assert used(file) == 7
 
 
-def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_region_that_cannot_be_left_says_what_goes_on_counting(file, actor):
     holder = actor(file)
 
     region = open_region(file, writable=True)
@@ -274,9 +256,7 @@ def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
         assert region.memory_used(0) == 0
 
 
-def test_closing_without_the_lock_does_not_hide_another_exception(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_closing_without_the_lock_does_not_hide_another_exception(region_file, actor):
     file = region_file()
     holder = actor(file)
 
@@ -310,9 +290,7 @@ with open_region(sys.argv[1], writable=True) as region:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-def test_without_proc_a_region_is_opened_and_locked_like_any(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_without_proc_a_region_is_opened_and_locked_like_any(layout, region_file):
     file = region_file(layout)
     done = subprocess.run(
         [*own_mounts("-t tmpfs none /proc"), sys.executable, "-c", WITHOUT_PROC, file.path],

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import (
     DeviceUsage,
@@ -24,7 +24,7 @@ def device(limit: int | None, used: int) -> DeviceUsage:
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     made = region_file(memory_limits=(8, None), sm_limits=(50,), uuids=("GPU-0", "MIG-1"))
     made.add_process(7, {0: 3}, host_pid=4007)
     made.add_process(8, {1: 2}, status=2)
@@ -32,12 +32,12 @@ def file(region_file: RegionFileFactory) -> RegionFile:
 
 
 @pytest.fixture
-def snapshot(file: RegionFile) -> RegionSnapshot:
+def snapshot(file) -> RegionSnapshot:
     with open_region(file) as region:
         return region.snapshot()
 
 
-def test_free_memory_is_never_below_0_and_none_where_unlimited() -> None:
+def test_free_memory_is_never_below_0_and_none_where_unlimited():
     for limit, used, free in ((None, 5, None), (8, 3, 5), (8, 8, 0), (8, 9, 0), (1, 2**64, 0)):
         assert device(limit, used).memory_free_bytes == free
 
@@ -56,7 +56,7 @@ def every_object(snapshot: RegionSnapshot) -> list[Any]:
     ]
 
 
-def test_nothing_can_be_changed_added_or_removed(snapshot: RegionSnapshot) -> None:
+def test_nothing_can_be_changed_added_or_removed(snapshot):
     for thing in every_object(snapshot):
         name = attrs.fields(type(thing))[0].name
         before = getattr(thing, name)
@@ -69,7 +69,7 @@ def test_nothing_can_be_changed_added_or_removed(snapshot: RegionSnapshot) -> No
         assert getattr(thing, name) == before
 
 
-def test_equal_snapshots_are_equal_and_hash_alike(snapshot: RegionSnapshot) -> None:
+def test_equal_snapshots_are_equal_and_hash_alike(snapshot):
     again = attrs.evolve(snapshot)
     assert again is not snapshot
     assert again == snapshot
@@ -78,7 +78,7 @@ def test_equal_snapshots_are_equal_and_hash_alike(snapshot: RegionSnapshot) -> N
     assert snapshot.devices[0] != snapshot.devices[1]
 
 
-def test_snapshots_pickle_and_copy_looked_at_or_not(file: RegionFile) -> None:
+def test_snapshots_pickle_and_copy_looked_at_or_not(file):
     with open_region(file) as region:
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
             untouched, touched = region.snapshot(), region.snapshot()
@@ -93,12 +93,12 @@ def test_snapshots_pickle_and_copy_looked_at_or_not(file: RegionFile) -> None:
             assert make(untouched) == untouched
 
 
-def test_the_other_values_pickle(snapshot: RegionSnapshot) -> None:
+def test_the_other_values_pickle(snapshot):
     for thing in every_object(snapshot):
         assert pickle.loads(pickle.dumps(thing)) == thing
 
 
-def test_device_finds_by_index_not_by_position(region_file: RegionFileFactory) -> None:
+def test_device_finds_by_index_not_by_position(region_file):
     made = region_file(memory_limits=(5,))
     made.add_process(1, {9: 4})
     with open_region(made) as region:
@@ -113,7 +113,7 @@ def test_device_finds_by_index_not_by_position(region_file: RegionFileFactory) -
             snapshot.device(absent)
 
 
-def test_a_status_that_libvgpu_never_writes_is_shown_as_it_stands(file: RegionFile) -> None:
+def test_a_status_that_libvgpu_never_writes_is_shown_as_it_stands(file):
     file.put("slot_status", -77)
     with open_region(file) as region:
         status = region.snapshot().processes[0].status
@@ -130,9 +130,7 @@ def test_a_status_that_libvgpu_never_writes_is_shown_as_it_stands(file: RegionFi
         ({"last_kernel_time": 1_000, "recent_kernel": -1}, None),
     ],
 )
-def test_a_region_is_idle_since_its_last_launch_unless_launches_are_held_back(
-    file: RegionFile, fields: dict[str, int], idle_s: float | None
-) -> None:
+def test_a_region_is_idle_since_its_last_launch_unless_launches_are_held_back(file, fields, idle_s):
     for name, value in fields.items():
         file.put(name, value)
     with open_region(file) as region:
@@ -140,8 +138,6 @@ def test_a_region_is_idle_since_its_last_launch_unless_launches_are_held_back(
     assert snapshot.idle_s == idle_s
 
 
-def test_a_layout_without_the_time_of_the_last_launch_has_no_idle_time(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_layout_without_the_time_of_the_last_launch_has_no_idle_time(region_file):
     with open_region(region_file(Layout.UNVERSIONED)) as region:
         assert region.snapshot().idle_s is None

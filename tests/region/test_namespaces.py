@@ -11,16 +11,11 @@ import pytest
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
 from support.namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.slot_bytes import at_work, attached, forget_marks, pids, used
 from support.wait import eventually
 
-from libhamiregion import (
-    Layout,
-    LockNotRecoverable,
-    LockTimeout,
-    ReapedSlot,
-)
+from libhamiregion import Layout, LockNotRecoverable, LockTimeout, ReapedSlot
 
 pytestmark = [
     pytest.mark.root,
@@ -45,7 +40,7 @@ def containers() -> Iterator[list[ProcessFactory]]:
 
 
 @pytest.fixture
-def actors(containers: list[ProcessFactory]) -> Iterator[list[MakeActor]]:
+def actors(containers) -> Iterator[list[MakeActor]]:
     yield [each.actor for each in containers]
     # Whoever is inside first.
     for each in (containers[1], containers[2], containers[0]):
@@ -53,22 +48,22 @@ def actors(containers: list[ProcessFactory]) -> Iterator[list[MakeActor]]:
 
 
 @pytest.fixture
-def outside(actor: MakeActor) -> MakeActor:
+def outside(actor) -> MakeActor:
     return actor
 
 
 @pytest.fixture
-def inside(actors: list[MakeActor]) -> MakeActor:
+def inside(actors) -> MakeActor:
     return actors[0]
 
 
 @pytest.fixture
-def deeper(actors: list[MakeActor]) -> MakeActor:
+def deeper(actors) -> MakeActor:
     return actors[1]
 
 
 @pytest.fixture
-def elsewhere(actors: list[MakeActor]) -> MakeActor:
+def elsewhere(actors) -> MakeActor:
     return actors[2]
 
 
@@ -93,9 +88,7 @@ def sees_death(judge: Actor) -> None:
     eventually(lambda: judge("region.lock_state").owner_life == "dead")
 
 
-def test_inside_one_signs_with_the_pid_that_it_has_there(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+def test_inside_one_signs_with_the_pid_that_it_has_there(file, outside, inside):
     member = attached(inside(file), 0)
     assert member.pid != member.pid_here
     member("lock")
@@ -110,9 +103,7 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
     assert is_free(file)
 
 
-def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(file, outside, inside):
     """Which namespace the processes with slots are in does not matter."""
     first = attached(outside(file), 0)
     member = attached(inside(file), 0)
@@ -135,9 +126,7 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
 
 
 @pytest.mark.parametrize("whose", ["this library", "libvgpu"])
-def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
-    whose: str, file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+def test_one_inside_is_killed_and_one_outside_recovers_the_lock(whose, file, outside, inside):
     holder, bystander = attached(inside(file), 5), attached(inside(file), 6)
     if whose == "libvgpu":
         hold(file, holder.pid)
@@ -159,9 +148,7 @@ def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
 # ---- reaping ----
 
 
-def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(file, outside, inside):
     members = [attached(inside(file), 10**number) for number in range(4)]
     reaper = outside(file)
     assert reaper("region.reap") == ()
@@ -181,9 +168,7 @@ def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
     assert used(file) == 1012
 
 
-def test_an_orphan_inside_is_repaired_from_outside(
-    region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
-) -> None:
+def test_an_orphan_inside_is_repaired_from_outside(region_file, outside, inside):
     file = region_file(Layout.V1_2)
     orphan = inside(file)
     slot = file.add_process(orphan.pid, {0: 70}, host_pid=orphan.pid_here)
@@ -199,9 +184,7 @@ def test_an_orphan_inside_is_repaired_from_outside(
 
 
 @pytest.mark.slow(keep=1)
-def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
-    file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
-) -> None:
+def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(file, outside, inside, deeper):
     # Different numbers on all three levels.
     member = with_pid(deeper, 7000, file)
     member("attach")
@@ -230,8 +213,8 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
 
 
 def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+    file, outside, inside
+):
     """It maps the region too, as an exporter does."""
     exporter = outside(file, writable=False)
     member = with_pid(inside, exporter.pid, file)
@@ -250,8 +233,8 @@ def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it
 
 
 def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
+    file, outside, inside
+):
     writer = outside(file)
     member = with_pid(inside, writer.pid, file)
     member("attach")
@@ -273,8 +256,8 @@ def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
 
 @pytest.mark.parametrize("attached_too", [False, True])
 def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
-    attached_too: bool, file: RegionFile, inside: MakeActor, elsewhere: MakeActor
-) -> None:
+    attached_too, file, inside, elsewhere
+):
     """Low numbers are common: both have a process 500."""
     holder = with_pid(inside, 500, file)
     if attached_too:
@@ -295,8 +278,8 @@ def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
 
 
 def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybody(
-    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
-) -> None:
+    file, inside, elsewhere
+):
     """A tool in another container looks on, and a second one reaps."""
     namesake = with_pid(inside, 500, file)
     namesake("attach")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import MakeActor, ProcessFactory
+from support.actors import ProcessFactory
 from support.lock_bytes import NOBODY, hold, set_value, value_of
 from support.namespaces import why_no_new_namespace
 from support.recovering import assert_usable, did, recover
@@ -15,16 +15,10 @@ from support.region_file import RegionFile
 from support.slot_bytes import pids
 from support.wait import eventually
 
-from libhamiregion import (
-    Layout,
-    LockNotRecoverable,
-    LockTimeout,
-    create_region,
-    open_region,
-)
+from libhamiregion import Layout, LockNotRecoverable, LockTimeout, create_region, open_region
 
 
-def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: MakeActor) -> None:
+def test_a_lock_that_libvgpu_holds_is_never_broken(file, actor):
     holder = actor(file)
     others = [actor(file), actor(file)]
     hold(file, holder.pid)
@@ -51,7 +45,7 @@ def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: Make
     )
 
 
-def test_a_holder_that_is_stopped_lives(file: RegionFile, actor: MakeActor) -> None:
+def test_a_holder_that_is_stopped_lives(file, actor):
     holder = actor(file)
     hold(file, holder.pid)
     os.kill(holder.pid_here, signal.SIGSTOP)
@@ -65,9 +59,7 @@ def test_a_holder_that_is_stopped_lives(file: RegionFile, actor: MakeActor) -> N
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_a_lock_that_this_library_holds_is_never_broken(
-    attached: bool, file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_lock_that_this_library_holds_is_never_broken(attached, file, actor):
     holder = actor(file)
     if attached:
         holder("attach")
@@ -84,9 +76,7 @@ def test_a_lock_that_this_library_holds_is_never_broken(
 
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
-def test_where_proc_shows_nobody_nothing_is_done(
-    owner: int, file: RegionFile, tmp_path: Path
-) -> None:
+def test_where_proc_shows_nobody_nothing_is_done(owner, file, tmp_path):
     hold(file, owner)
     nothing = tmp_path / "proc"
     nothing.mkdir()
@@ -100,7 +90,7 @@ def test_where_proc_shows_nobody_nothing_is_done(
 
 
 @pytest.fixture
-def hidden(public_directory: Path) -> Iterator[Callable[[int], ProcessFactory]]:
+def hidden(public_directory) -> Iterator[Callable[[int], ProcessFactory]]:
     """Factories with a /proc at ``public_directory / "proc"`` that hides others' processes."""
     reason = why_no_new_namespace()
     if reason:
@@ -132,11 +122,8 @@ answer = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 @pytest.mark.root
 @pytest.mark.parametrize("hidepid", [1, 2])
 def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead(
-    hidepid: int,
-    public_directory: Path,
-    hidden: Callable[[int], ProcessFactory],
-    actor: MakeActor,
-) -> None:
+    hidepid, public_directory, hidden, actor
+):
     create_region(public_directory / "r.cache", layout=Layout.V1_1)
     file = RegionFile(public_directory / "r.cache", Layout.V1_1)
     holder = actor(file)

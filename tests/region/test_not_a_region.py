@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.forked import meanwhile, unprivileged
 from support.opening import ENTRANCES, open_writable, refused
-from support.region_file import RegionFile, RegionFileFactory, truncate
+from support.region_file import truncate
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
@@ -37,7 +37,7 @@ MAGIC = (19920718).to_bytes(4, "little")
 # ---- names that lead to no regular file ----
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_what_is_not_there(tmp_path):
     hint = "once something in it uses CUDA"
     refused(tmp_path / "missing.cache", RegionNotFound, "does not exist", hint)
     refused(tmp_path / "missing" / "a.cache", RegionNotFound, "does not exist")
@@ -45,7 +45,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     refused(tmp_path / "file" / "a.cache", RegionNotFound, "does not exist")
 
 
-def test_a_directory(tmp_path: Path) -> None:
+def test_a_directory(tmp_path):
     hint = "not a region file"
     (tmp_path / "a.cache").mkdir()
     for path in (tmp_path / "a.cache", "/"):
@@ -55,9 +55,7 @@ def test_a_directory(tmp_path: Path) -> None:
             enter(f"{tmp_path}/{name}")
 
 
-def test_a_symbolic_link_also_to_a_good_region(
-    tmp_path: Path, region_file: RegionFileFactory
-) -> None:
+def test_a_symbolic_link_also_to_a_good_region(tmp_path, region_file):
     said = "a symbolic link, which a container could point anywhere"
     targets = (region_file().path, "nowhere", "a.cache", "/dev/zero", "/proc/self/mem", ".")
     for target in targets:
@@ -67,16 +65,14 @@ def test_a_symbolic_link_also_to_a_good_region(
         refused(link, NotARegion, said, "give the path of the region file itself")
 
 
-def test_a_directory_behind_a_link_is_the_callers_choice(
-    tmp_path: Path, region_file: RegionFileFactory
-) -> None:
+def test_a_directory_behind_a_link_is_the_callers_choice(tmp_path, region_file):
     file = region_file()
     (tmp_path / "linked").symlink_to(file.path.parent)
     with open_region(tmp_path / "linked" / file.path.name) as region:
         assert not region.is_stale()
 
 
-def test_a_device_node_and_a_file_of_proc() -> None:
+def test_a_device_node_and_a_file_of_proc():
     for node in ("/dev/null", "/dev/zero", "/dev/full"):
         assert stat.S_ISCHR(Path(node).stat().st_mode)
         refused(node, NotARegion, "a device node")
@@ -86,9 +82,7 @@ def test_a_device_node_and_a_file_of_proc() -> None:
             enter("/proc/self/maps")
 
 
-def test_names_that_the_system_refuses_are_an_os_error_and_do_not_stop_a_set(
-    tmp_path: Path, region_file: RegionFileFactory
-) -> None:
+def test_names_that_the_system_refuses_are_an_os_error_and_do_not_stop_a_set(tmp_path, region_file):
     long = tmp_path / ("x" * 256)
     for path in (long, Path("/" + "x/" * 3000 + "a.cache")):
         for enter in (identify, open_region, open_writable):
@@ -105,7 +99,7 @@ def test_names_that_the_system_refuses_are_an_os_error_and_do_not_stop_a_set(
 # ---- permission ----
 
 
-def test_no_permission_for_the_file_or_its_directory(public_directory: Path) -> None:
+def test_no_permission_for_the_file_or_its_directory(public_directory):
     path = public_directory / "a.cache"
     create_region(path)
     hint = "run as root or as the file's owner"
@@ -121,7 +115,7 @@ def test_no_permission_for_the_file_or_its_directory(public_directory: Path) -> 
         assert unprivileged(opened)
 
 
-def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory: Path) -> None:
+def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory):
     path = public_directory / "a.cache"
     create_region(path, memory_limits=(5,))
     path.chmod(0o444)
@@ -138,7 +132,7 @@ def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory:
 # ---- regular files that are no regions, or not yet ----
 
 
-def test_a_short_file_is_cut_if_it_has_its_magic_and_else_not_ready(tmp_path: Path) -> None:
+def test_a_short_file_is_cut_if_it_has_its_magic_and_else_not_ready(tmp_path):
     path = tmp_path / "a.cache"
     path.write_bytes(b"")
     refused(path, RegionNotReady, "0 bytes", "try again in a moment")
@@ -157,9 +151,7 @@ def test_a_short_file_is_cut_if_it_has_its_magic_and_else_not_ready(tmp_path: Pa
     refused(path, NotARegion, "is not a HAMi region")
 
 
-def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_region(
-    file: RegionFile,
-) -> None:
+def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_region(file):
     file.put("magic", 0)
     refused(file.path, RegionNotReady, "no magic number yet", "try again")
     for magic in (1, -1, 19920719, -(2**31)):
@@ -172,14 +164,14 @@ def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_reg
 
 
 @pytest.mark.parametrize("magic", [b"1IMH", b"2IMH"])
-def test_a_region_for_amds_gpus_is_refused_by_name(magic: bytes, tmp_path: Path) -> None:
+def test_a_region_for_amds_gpus_is_refused_by_name(magic, tmp_path):
     path = tmp_path / "a.cache"
     path.write_bytes(magic.ljust(3_000_000, b"\0"))
     refused(path, NotARegion, "is amd-hami-core's region:")
 
 
 @pytest.mark.parametrize("size", [2_140_032, 2_140_033])
-def test_a_region_of_softmig_2_is_refused_and_named(size: int, tmp_path: Path) -> None:
+def test_a_region_of_softmig_2_is_refused_and_named(size, tmp_path):
     path = tmp_path / "cudevshr.cache.v2.4711"
     for holder in (0, 128):
         # Its mutex has the holder where an older semaphore has its mark.
@@ -211,7 +203,7 @@ def leased(path: Path, kind: int) -> Iterator[None]:
         yield
 
 
-def test_a_lease_of_a_container_is_named_in_the_error(region_file: RegionFileFactory) -> None:
+def test_a_lease_of_a_container_is_named_in_the_error(region_file):
     file = region_file()
     with leased(file.path, fcntl.F_WRLCK):
         for enter in (identify, open_region, open_writable):
@@ -229,9 +221,7 @@ def test_a_lease_of_a_container_is_named_in_the_error(region_file: RegionFileFac
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
-def test_a_name_that_changes_hands_gives_the_region_or_the_error(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_name_that_changes_hands_gives_the_region_or_the_error(region_file):
     """The container can swap the file for a link between our check of it and our opening of it."""
     file = region_file(memory_limits=(5,))
     secret = region_file(memory_limits=(666,))

@@ -3,26 +3,18 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from support.alarm import Interrupted, alarm
-from support.region_file import RegionFileFactory
 from support.wait import PATIENCE_S
 
-from libhamiregion import (
-    NotARegion,
-    RegionNotFound,
-    RegionNotReady,
-    create_region,
-    open_region,
-)
+from libhamiregion import NotARegion, RegionNotFound, RegionNotReady, create_region, open_region
 
 # Longer than one slice of the waiting, of which there are several.
 SHORT_S = 0.25
 
 
-def test_a_region_is_opened_once_it_has_been_created(tmp_path: Path) -> None:
+def test_a_region_is_opened_once_it_has_been_created(tmp_path):
     """Whatever stands there before: nothing, an empty file, a short one, one without its magic."""
     path = tmp_path / "usage.cache"
     with ThreadPoolExecutor(1) as pool:
@@ -40,7 +32,7 @@ def test_a_region_is_opened_once_it_has_been_created(tmp_path: Path) -> None:
             assert region.memory_limit(0) == 5
 
 
-def test_it_ends_at_its_deadline_with_what_is_wrong(tmp_path: Path) -> None:
+def test_it_ends_at_its_deadline_with_what_is_wrong(tmp_path):
     path = tmp_path / "usage.cache"
     for error in (RegionNotFound, RegionNotReady):
         began = time.monotonic()
@@ -50,9 +42,7 @@ def test_it_ends_at_its_deadline_with_what_is_wrong(tmp_path: Path) -> None:
         path.touch()
 
 
-def test_what_waiting_does_not_mend_is_told_at_once(
-    tmp_path: Path, region_file: RegionFileFactory
-) -> None:
+def test_what_waiting_does_not_mend_is_told_at_once(tmp_path, region_file):
     """And nothing is waited for unless it is asked for."""
     link = tmp_path / "link"
     link.symlink_to(region_file().path)
@@ -69,7 +59,7 @@ def test_what_waiting_does_not_mend_is_told_at_once(
             open_region(link, timeout_s=timeout_s)
 
 
-def test_a_signal_ends_the_waiting(tmp_path: Path) -> None:
+def test_a_signal_ends_the_waiting(tmp_path):
     began = time.monotonic()
     with pytest.raises(Interrupted), alarm(SHORT_S):
         open_region(tmp_path / "missing", timeout_s=PATIENCE_S)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.lock_bytes import hold
-from support.region_file import RegionFileFactory
 
 from libhamiregion import (
     NotARegion,
@@ -59,9 +58,7 @@ def looked(path: Path, how: str) -> tuple[list[int], bool]:
     return descriptors, is_locked
 
 
-def test_the_environment_names_the_file(
-    region_file: RegionFileFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_the_file(region_file, monkeypatch):
     file = region_file(memory_limits=["6GiB"])
     file.add_process(7, {0: GIB})
     monkeypatch.setenv(VARIABLE, str(file.path))
@@ -72,9 +69,7 @@ def test_the_environment_names_the_file(
             region.set_memory_limit("1GiB")
 
 
-def test_kais_variables_tell_the_directory_that_libvgpu_has_made(
-    region_file: RegionFileFactory, tmp_path: Path
-) -> None:
+def test_kais_variables_tell_the_directory_that_libvgpu_has_made(region_file, tmp_path):
     environ = {"CONTAINER_VGPU_MOUNT": str(tmp_path), "POD_UID": "0b5c", "CONTAINER_NAME": "train"}
     directory = tmp_path / "containers/0b5c_train"
     directory.mkdir(parents=True)
@@ -86,7 +81,7 @@ def test_kais_variables_tell_the_directory_that_libvgpu_has_made(
         assert region.path == str(other.path)
 
 
-def test_its_error_names_what_was_looked_for(tmp_path: Path) -> None:
+def test_its_error_names_what_was_looked_for(tmp_path):
     missing = tmp_path / "none.cache"
     with pytest.raises(RegionNotFound, match=f"none.cache.*{VARIABLE} names it"):
         own_region({VARIABLE: str(missing)})
@@ -96,7 +91,7 @@ def test_its_error_names_what_was_looked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(Path("/tmp/cudevshr.cache").exists(), reason="this machine has such a region")
-def test_without_the_variable_it_is_where_libvgpu_makes_it() -> None:
+def test_without_the_variable_it_is_where_libvgpu_makes_it():
     with pytest.raises(RegionNotFound, match=f"/tmp/cudevshr.cache.*{VARIABLE} is not set"):
         own_region({})
     # As where libvgpu could not make the directory that KAI's variables tell.
@@ -105,7 +100,7 @@ def test_without_the_variable_it_is_where_libvgpu_makes_it() -> None:
         own_region(kai)
 
 
-def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path: Path) -> None:
+def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path):
     path = tmp_path / "a.cache"
     create_region(path)
     descriptors, is_locked = looked(path, "own_region")
@@ -114,9 +109,7 @@ def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path: Path) -> None:
     assert not looked(path, "open_region")[1], "which is why there is an own_region()"
 
 
-def test_so_does_one_whatever_is_asked_of_the_lock_and_the_slots(
-    region_file: RegionFileFactory,
-) -> None:
+def test_so_does_one_whatever_is_asked_of_the_lock_and_the_slots(region_file):
     """The owner is judged by a byte, for which the file would be opened once more."""
     file = region_file()
     file.add_process(7, {0: GIB})
@@ -128,7 +121,7 @@ def test_so_does_one_whatever_is_asked_of_the_lock_and_the_slots(
         assert region.repair_slots(dry_run=True).left == ()
 
 
-def test_so_does_one_on_a_file_that_is_still_being_made(tmp_path: Path) -> None:
+def test_so_does_one_on_a_file_that_is_still_being_made(tmp_path):
     path = tmp_path / "a.cache"
     path.touch()
     with pytest.raises(RegionNotReady):
@@ -138,7 +131,7 @@ def test_so_does_one_on_a_file_that_is_still_being_made(tmp_path: Path) -> None:
     assert len(set(descriptors)) == 1
 
 
-def test_a_file_that_replaces_it_is_opened_by_itself(tmp_path: Path) -> None:
+def test_a_file_that_replaces_it_is_opened_by_itself(tmp_path):
     path = tmp_path / "a.cache"
     create_region(path, memory_limits=["1GiB"])
     with own_region({VARIABLE: str(path)}) as old:

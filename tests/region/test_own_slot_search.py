@@ -4,7 +4,7 @@ Here an empty directory is mounted there, which notes when it is read.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from support.actors import Actor, ProcessFactory
@@ -31,7 +31,7 @@ answer = os.stat("/proc").st_atime_ns != 0
 
 
 @pytest.fixture
-def process(file: RegionFile) -> Iterator[Actor]:
+def process(file) -> Iterator[Actor]:
     """It stands behind another one's slot, has 300 bytes, and another /proc than it had."""
     if why := why_no_new_namespace():
         pytest.skip(why)
@@ -63,9 +63,7 @@ def emptied(file: RegionFile) -> None:
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("change", [None, moved, removed, emptied])
-def test_a_process_that_accounts_does_not_search_proc(
-    change: Callable[[RegionFile], None] | None, process: Actor, file: RegionFile
-) -> None:
+def test_a_process_that_accounts_does_not_search_proc(change, process, file):
     if change:
         change(file)
     process("slot.charge", 0, 150)
@@ -77,9 +75,7 @@ def test_a_process_that_accounts_does_not_search_proc(
 
 
 @pytest.mark.slow(keep=1)
-def test_it_searches_only_if_another_pid_is_behind_the_last_slot(
-    process: Actor, file: RegionFile
-) -> None:
+def test_it_searches_only_if_another_pid_is_behind_the_last_slot(process, file):
     file.put("proc_num", 0)
     file.put("slot_used.total", 77, slot=0)
     put_seqlock(file, 0, 8)

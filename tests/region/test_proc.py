@@ -11,30 +11,24 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 import pytest
-from support.actors import Actor, MakeActor
+from support.actors import Actor
 from support.fake_proc import LINE, FakeProc, line_of
 from support.lock_bytes import NOBODY, hold, is_free
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 from support.slot_bytes import pids
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
-from libhamiregion import (
-    LockNotRecoverable,
-    ReapedSlot,
-    Region,
-    RegionError,
-    SearchCutShort,
-)
+from libhamiregion import LockNotRecoverable, ReapedSlot, Region, RegionError, SearchCutShort
 
 
 @pytest.fixture
-def fake_proc(tmp_path: Path) -> FakeProc:
+def fake_proc(tmp_path) -> FakeProc:
     (tmp_path / "proc").mkdir()
     return FakeProc(tmp_path / "proc")
 
 
 @pytest.fixture
-def long_maps(tmp_path: Path) -> Path:
+def long_maps(tmp_path) -> Path:
     """Maps that take a while to read."""
     maps = tmp_path / "maps"
     maps.write_text(LINE * ((31 << 20) // len(LINE)))
@@ -42,7 +36,7 @@ def long_maps(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ours(tmp_path: Path, region: Region) -> Path:
+def ours(tmp_path, region) -> Path:
     """Maps with the region."""
     maps = tmp_path / "ours"
     maps.write_text(line_of(region))
@@ -50,16 +44,14 @@ def ours(tmp_path: Path, region: Region) -> Path:
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     return region_file()
 
 
 # ---- the number first ----
 
 
-def test_maps_are_read_only_of_processes_that_have_the_owners_number(
-    region: Region, file: RegionFile, fake_proc: FakeProc
-) -> None:
+def test_maps_are_read_only_of_processes_that_have_the_owners_number(region, file, fake_proc):
     for pid in range(100, 110):
         maps = fake_proc.add(pid, None, pid - 90) / "maps"
         maps.unlink()
@@ -71,9 +63,7 @@ def test_maps_are_read_only_of_processes_that_have_the_owners_number(
     assert is_free(file)
 
 
-def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
-    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
-) -> None:
+def test_a_process_with_as_many_groups_as_there_can_be_is_seen(region, file, fake_proc, ours):
     """Their line comes before that of its pids, and has most of a megabyte."""
     status = fake_proc.add(100, ours, NOBODY) / "status"
     groups = " ".join(map(str, range(4_000_000_000, 4_000_065_536)))
@@ -85,8 +75,8 @@ def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
 
 
 def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
-    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
-) -> None:
+    region, file, fake_proc, long_maps
+):
     """Read to their ends they would take many seconds."""
     for pid in range(1000, 1100):
         fake_proc.add(pid, long_maps, NOBODY)
@@ -117,8 +107,8 @@ def refusal(kind: type[Error], call: Callable[[], object]) -> Error:
 
 
 def test_a_process_with_too_many_maps_is_unknown_and_all_others_are_judged(
-    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
-) -> None:
+    region, file, fake_proc, long_maps
+):
     """It has the pid of one slot; that of another is not its."""
     proc = fake_proc.directory
     fake_proc.add(1000, long_maps, 5)
@@ -194,7 +184,7 @@ class Neighbour:
 
 
 @pytest.fixture
-def neighbour(fake_proc: FakeProc, file: RegionFile) -> Iterator[Neighbour]:
+def neighbour(fake_proc, file) -> Iterator[Neighbour]:
     """It has the number of a process that has left a slot."""
     file.add_process(DEAD, {0: 640})
     maps = fake_proc.add(123, None, DEAD) / "maps"
@@ -225,21 +215,14 @@ def free(file: RegionFile, _: TextIO) -> None:
 
 
 @pytest.mark.parametrize("maps", [late, long, free])
-def test_a_search_reads_all_maps_before_it_takes_the_lock(
-    maps: Callable[[RegionFile, TextIO], None],
-    region: Region,
-    file: RegionFile,
-    neighbour: Neighbour,
-) -> None:
+def test_a_search_reads_all_maps_before_it_takes_the_lock(maps, region, file, neighbour):
     neighbour.at[0] = functools.partial(maps, file)
     assert region.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640),)
     assert neighbour.searches == 1
     assert region.memory_used(0) == 0
 
 
-def test_a_death_that_a_byte_proves_is_not_searched_for(
-    region: Region, file: RegionFile, neighbour: Neighbour
-) -> None:
+def test_a_death_that_a_byte_proves_is_not_searched_for(region, file, neighbour):
     no_writers_number = 0x40000000 + 256
     hold(file, no_writers_number)
     assert region.recover_lock(proc=neighbour.proc).dead_owner
@@ -263,14 +246,8 @@ def signals() -> Iterator[Callable[[float, float], None]]:
 @pytest.mark.usefixtures("neighbour")
 @pytest.mark.parametrize("handler_s", [0.0, 0.15])
 def test_a_recovery_ends_in_time_while_signals_come(
-    handler_s: float,
-    region: Region,
-    file: RegionFile,
-    fake_proc: FakeProc,
-    ours: Path,
-    neighbour: Neighbour,
-    signals: Callable[[float, float], None],
-) -> None:
+    handler_s, region, file, fake_proc, ours, neighbour, signals
+):
     """One that watches goes on after each; it searches again only if it has to begin anew."""
     fake_proc.add(100, ours, 6)
     neighbour.at = dict.fromkeys(range(1000), functools.partial(late, file))
@@ -298,8 +275,8 @@ def dead(region: Region, file: RegionFile, proc: FakeProc, asked: list[int]) -> 
 
 
 def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_it(
-    region: Region, file: RegionFile, fake_proc: FakeProc
-) -> None:
+    region, file, fake_proc
+):
     """Through an overlay its inode shows another device."""
     maps = fake_proc.directory.parent / "through_an_overlay"
     fields = line_of(region).split(maxsplit=5)
@@ -337,8 +314,8 @@ def file_system_of(path: Path) -> str:
     ],
 )
 def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_itself(
-    region: Region, file: RegionFile, fake_proc: FakeProc, kind: str, is_another: bool
-) -> None:
+    region, file, fake_proc, kind, is_another
+):
     if file_system_of(Path(region.path)) not in {"ext4", "xfs", "tmpfs"}:
         pytest.skip("needs a region on ext4, xfs or tmpfs")
     maps = fake_proc.directory.parent / "elsewhere"
@@ -352,18 +329,14 @@ def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_it
     assert found == ({5} if is_another else set())
 
 
-def test_a_process_whose_pids_are_not_told_is_looked_at(
-    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
-) -> None:
+def test_a_process_whose_pids_are_not_told_is_looked_at(region, file, fake_proc, ours):
     fake_proc.add(100, ours, 5)
     (fake_proc.directory / "100" / "status").write_text("Name:\tx\n")
     assert dead(region, file, fake_proc, [5, 6]) == set()
 
 
 @pytest.mark.parametrize("first", ["of libvgpu, with a slot", "of libvgpu", "with a slot"])
-def test_a_containers_own_proc_is_told_by_its_first_process_alone(
-    first: str, region: Region, file: RegionFile, fake_proc: FakeProc
-) -> None:
+def test_a_containers_own_proc_is_told_by_its_first_process_alone(first, region, file, fake_proc):
     """Its pid stands in a slot, and it is libvgpu's: so the pids there are those of the slots."""
     (fake_proc.directory / "1" / "ns" / "pid").unlink()
     libvgpu = line_of(region).replace(" rw-s ", " r-xp ").replace(region.path, "/opt/libvgpu.so")
@@ -377,26 +350,22 @@ def test_a_containers_own_proc_is_told_by_its_first_process_alone(
     assert found == ({5} if is_proved else set())
 
 
-def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
-    region: Region, file: RegionFile, fake_proc: FakeProc
-) -> None:
+def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(region, file, fake_proc):
     maps = fake_proc.directory.parent / "private"
     maps.write_text(line_of(region).replace(" rw-s ", " rw-p "))
     fake_proc.add(100, maps, 5)
     assert dead(region, file, fake_proc, [5]) == {5}
 
 
-def test_a_process_as_deep_as_namespaces_go_is_seen(
-    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
-) -> None:
+def test_a_process_as_deep_as_namespaces_go_is_seen(region, file, fake_proc, ours):
     """The kernel makes 32 below the first one."""
     fake_proc.add(100, ours, *range(1000, 1031), 5)
     assert dead(region, file, fake_proc, [5]) == set()
 
 
 def test_a_process_whose_first_thread_is_ending_is_seen_by_the_others(
-    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
-) -> None:
+    region, file, fake_proc, ours
+):
     """It has let go of its memory, and is no zombie yet."""
     own = fake_proc.add(100, None, 5)
     other = own / "task" / "124" / "maps"
@@ -418,7 +387,7 @@ os.close(descriptor)
 
 
 @pytest.fixture
-def with_libvgpu(actor: MakeActor, file: RegionFile) -> Actor:
+def with_libvgpu(actor, file) -> Actor:
     """A process that has the region mapped beside this library, and a slot in it."""
     process = actor(file)
     process("evaluate", AS_LIBVGPU, path=os.fspath(file))
@@ -426,7 +395,7 @@ def with_libvgpu(actor: MakeActor, file: RegionFile) -> Actor:
     return process
 
 
-def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: RegionFile) -> None:
+def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu, file):
     assert with_libvgpu("region.reap") == ()
     assert pids(file) == [with_libvgpu.pid]
     hold(file, with_libvgpu.pid)
@@ -435,9 +404,7 @@ def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: Re
         with_libvgpu("region.recover_lock")
 
 
-def test_a_process_with_libvgpu_is_not_attached_beside_it(
-    with_libvgpu: Actor, file: RegionFile
-) -> None:
+def test_a_process_with_libvgpu_is_not_attached_beside_it(with_libvgpu, file):
     with pytest.raises(RuntimeError, match="another library in this process"):
         with_libvgpu("attach")
     assert file.get("slot_used.total") == 640

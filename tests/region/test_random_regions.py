@@ -9,12 +9,7 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 from support import reference
-from support.random_regions import (
-    Damage,
-    RegionFields,
-    damages,
-    good_regions,
-)
+from support.random_regions import Damage, damages, good_regions
 from support.region_file import RegionFile
 
 from libhamiregion import (
@@ -37,7 +32,7 @@ OPENING = (NotARegion, RegionNotReady, AmbiguousLayout, RegionCorrupt)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """Where the examples' files are made; one at a time."""
     return tmp_path_factory.mktemp("regions") / "random.cache"
 
@@ -83,7 +78,7 @@ def check_live(region: Region, snapshot: RegionSnapshot) -> None:
 
 
 @given(fields=good_regions())
-def test_what_stands_in_the_file_is_what_is_read(fields: RegionFields, place: Path) -> None:
+def test_what_stands_in_the_file_is_what_is_read(fields, place):
     file = fresh(place, fields.layout)
     fields.store(file)
     with open_region(file) as region, RegionSet([file]) as region_set:
@@ -114,9 +109,7 @@ A_VERSION_TO_COME = Damage(Layout.V1_2, [(8, b"\x03")], Layout.V1_2.size_bytes)
 
 @given(damage=damages(), writable=st.booleans())
 @example(damage=A_VERSION_TO_COME, writable=True)
-def test_random_bytes_give_a_documented_error_or_a_region(
-    damage: Damage, place: Path, *, writable: bool
-) -> None:
+def test_random_bytes_give_a_documented_error_or_a_region(damage, place, *, writable):
     file = fresh(place, damage.layout)
     damage.do(file)
     found = attempt(lambda: identify(file))
@@ -143,7 +136,7 @@ def test_random_bytes_give_a_documented_error_or_a_region(
 
 @pytest.mark.parametrize("upper", [0, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 @pytest.mark.parametrize("pid", [0, 1, 2**22, 2**22 + 1, 2**31])
-def test_a_signature_of_an_attached_process_is_its_pid(pid: int, upper: int, place: Path) -> None:
+def test_a_signature_of_an_attached_process_is_its_pid(pid, upper, place):
     file = fresh(place, Layout.V1_2)
     file.put("owner_pid", upper << 32 | pid)
     with open_region(file) as region:

@@ -2,18 +2,16 @@
 
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.actors import MakeActor, map_libvgpu
+from support.actors import map_libvgpu
 from support.lock_bytes import NOBODY, is_free
 from support.namespaces import needs_first_namespace
 from support.reaping import reap_in_time
-from support.region_file import RegionFile, RegionFileFactory
 from support.slot_bytes import NOBODYS, WITH_SEQLOCK, attached, pids, slot_bytes
 
-from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
+from libhamiregion import ProcessNotInRegion, ReapedSlot, open_region
 
 pytestmark = needs_first_namespace()
 
@@ -22,9 +20,7 @@ with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
 DEAD = NOBODY
 
 
-def test_nothing_moves_under_a_live_process_in_no_layout(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_nothing_moves_under_a_live_process_in_no_layout(file, actor):
     """Processes of 2.8.1 and later remember where their slot is, also in a file that says 1.1."""
     file.add_process(DEAD, {0: 100, 3: 50})
     one = attached(actor(file), 1)
@@ -53,9 +49,7 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
     assert is_free(file)
 
 
-def test_a_live_process_behind_the_last_slot_is_somebody_else(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_live_process_behind_the_last_slot_is_somebody_else(file, actor):
     """libvgpu has moved it: it may refuse an allocation, and look for the dead, at any time."""
     file.add_process(DEAD, {0: 1})
     orphan = actor(file)
@@ -66,9 +60,7 @@ def test_a_live_process_behind_the_last_slot_is_somebody_else(
     assert pids(file) == [DEAD]
 
 
-def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(file, actor):
     file.add_process(DEAD, {0: 100}, host_pid=77, status=2)
     for part in ("context", "module", "data", "offset", "total"):
         file.put(f"slot_used.{part}", 5, device=15)
@@ -84,7 +76,7 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
 
 
 @with_seqlock
-def test_a_seqlock_that_a_death_left_odd_is_made_even(file: RegionFile, actor: MakeActor) -> None:
+def test_a_seqlock_that_a_death_left_odd_is_made_even(file, actor):
     """Each reader of libvgpu spins on it for ever otherwise."""
     slot = file.add_process(DEAD)
     file.put("slot_seqlock", 41, slot=slot)
@@ -98,9 +90,7 @@ def test_a_seqlock_that_a_death_left_odd_is_made_even(file: RegionFile, actor: M
 
 
 @pytest.mark.root
-def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(file, actor):
     """Versions up to 2.8.0 loop for ever over a slot with pid 0, and remove a dead process's."""
     file.add_process(0, {0: 30})
     live = attached(actor(file), 1)
@@ -120,9 +110,7 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
 
 @pytest.mark.root
 @with_seqlock
-def test_who_ends_by_itself_may_still_give_memory_back(
-    file: RegionFile, actor: MakeActor, tmp_path: Path
-) -> None:
+def test_who_ends_by_itself_may_still_give_memory_back(file, actor, tmp_path):
     """libvgpu 2.8.1 and later stores pid 0 first; then destructors run, and other threads."""
     ending = actor(file)
     map_libvgpu(ending, tmp_path)
@@ -142,7 +130,7 @@ def test_who_ends_by_itself_may_still_give_memory_back(
 # ---- named pids ----
 
 
-def test_only_the_named_ones_are_reaped(file: RegionFile, actor: MakeActor) -> None:
+def test_only_the_named_ones_are_reaped(file, actor):
     for number in range(4):
         file.add_process(DEAD + number, {0: 10**number})
     attached(actor(file), 5)
@@ -157,9 +145,7 @@ def test_only_the_named_ones_are_reaped(file: RegionFile, actor: MakeActor) -> N
         assert region.memory_used(0) == 1005
 
 
-def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(file, actor):
     file.add_process(DEAD, {0: 10})
     live = attached(actor(file), 5)
     with open_region(file, writable=True) as region:
@@ -173,7 +159,7 @@ def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
         assert region.memory_used(0) == 6
 
 
-def test_the_reapers_own_slot_is_alive(file: RegionFile) -> None:
+def test_the_reapers_own_slot_is_alive(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5)
         assert reap_in_time(region) == ()
@@ -185,7 +171,7 @@ def test_the_reapers_own_slot_is_alive(file: RegionFile) -> None:
         assert region.memory_used(0) == 5
 
 
-def test_one_without_a_slot_is_named_before_anything_is_done(file: RegionFile) -> None:
+def test_one_without_a_slot_is_named_before_anything_is_done(file):
     file.add_process(DEAD, {0: 10})
     before = file.content()
     with open_region(file, writable=True) as region:
@@ -199,9 +185,7 @@ def test_one_without_a_slot_is_named_before_anything_is_done(file: RegionFile) -
 # ---- proof ----
 
 
-def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(layout, region_file, actor):
     """A live process has the number, but it does not map the region."""
     file = region_file(layout)
     stranger = actor(region_file(layout))
@@ -212,14 +196,14 @@ def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(
     stranger("region.snapshot")
 
 
-def test_the_reapers_own_number_is_no_proof_of_life(file: RegionFile) -> None:
+def test_the_reapers_own_number_is_no_proof_of_life(file):
     """This process maps the region, but it has no slot in it: the number is another one's."""
     file.add_process(os.getpid(), {0: 10})
     with open_region(file, writable=True) as region:
         assert reap_in_time(region) == (ReapedSlot(os.getpid(), 10),)
 
 
-def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Path) -> None:
+def test_who_cannot_be_seen_is_not_taken_for_dead(file, tmp_path):
     file.add_process(DEAD, {0: 10})
     nothing = tmp_path / "proc"
     nothing.mkdir()
@@ -238,8 +222,8 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Pa
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
-    named: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+    named, layout, region_file, actor
+):
     chance = random.Random(5)
     live = [actor() for _ in range(2)]
     for _ in range(6):

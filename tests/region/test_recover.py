@@ -5,15 +5,13 @@ import os
 import time
 
 import pytest
-from support.actors import MakeActor
 from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
 from support.namespaces import FOREIGN_OWNER
 from support.reaping import reap_in_time
 from support.recovering import HOLD_STRUCT, NOTHING, assert_usable, did, recover, recover_in_time
-from support.region_file import RegionFile, RegionFileFactory
 from support.wait import on_this_machine_s
 
-from libhamiregion import Layout, LockNotRecoverable, LockRecovery, LockTimeout, open_region
+from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
 
 # Only root can read every process that may hold an unsigned lock.
 pytestmark = pytest.mark.root
@@ -24,9 +22,7 @@ WAITERS = 3 << 32
 # ---- a dead owner ----
 
 
-def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(file, actor):
     holder = actor(file)
     holder("attach")
     holder("slot.charge", 0, 640)
@@ -42,9 +38,7 @@ def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
         assert region.memory_used(0) == 0
 
 
-def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(file, actor):
     dead, bystander = actor(file), actor(file)
     file.put("sem", WAITERS)
     file.put("owner_pid", dead.pid)
@@ -56,7 +50,7 @@ def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(
     bystander("region.snapshot")
 
 
-def test_the_recoverers_own_number_is_not_its_owner(file: RegionFile) -> None:
+def test_the_recoverers_own_number_is_not_its_owner(file):
     """It knows that it does not hold the lock: a predecessor had the number."""
     hold(file, os.getpid())
     assert recover_in_time(file) == did(dead_owner=True)
@@ -66,7 +60,7 @@ def test_the_recoverers_own_number_is_not_its_owner(file: RegionFile) -> None:
 # ---- nobody has signed ----
 
 
-def test_an_unsigned_lock_that_no_process_can_hold_is_given_back(file: RegionFile) -> None:
+def test_an_unsigned_lock_that_no_process_can_hold_is_given_back(file):
     """After a while: a process that came after the scan of /proc may be about to sign."""
     file.put("sem", WAITERS)
     started = time.monotonic()
@@ -77,9 +71,7 @@ def test_an_unsigned_lock_that_no_process_can_hold_is_given_back(file: RegionFil
 
 
 @pytest.mark.parametrize("watch_s", [0, 0.2])
-def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
-    watch_s: float, file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(watch_s, file, actor):
     other = actor(file)
     hold(file, 0)
     before = file.content()
@@ -93,7 +85,7 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     assert recover_in_time(file) == did(ownerless=True)
 
 
-def test_a_recovery_beside_another_one_says_so(file: RegionFile, actor: MakeActor) -> None:
+def test_a_recovery_beside_another_one_says_so(file, actor):
     other = actor(file)
     hold(file, 0)
     other("evaluate", LOCK_HOST_BYTE, path=os.fspath(file), byte=0x50000000)
@@ -110,7 +102,7 @@ fcntl.fcntl(scene.fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0
 """
 
 
-def test_who_only_reads_cannot_hold_a_lock(file: RegionFile, actor: MakeActor) -> None:
+def test_who_only_reads_cannot_hold_a_lock(file, actor):
     """An exporter maps every region, and its number may be anybody's in a container."""
     reader = actor(file, writable=False)
     hold(file, 0)
@@ -123,9 +115,7 @@ def test_who_only_reads_cannot_hold_a_lock(file: RegionFile, actor: MakeActor) -
     reader("region.snapshot")
 
 
-def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(
-    file: RegionFile,
-) -> None:
+def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(file):
     with open_region(file, writable=True) as region, region.attach():
         hold(file, 0)
         with pytest.raises(LockNotRecoverable):
@@ -134,9 +124,7 @@ def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(
 
 
 @pytest.mark.parametrize("change", ["signed", "given back"])
-def test_a_watch_ends_when_something_changes(
-    change: str, file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_watch_ends_when_something_changes(change, file, actor):
     other, recoverer = actor(file), actor(file)
     hold(file, 0)
     recoverer.start("region.recover_lock")
@@ -161,8 +149,8 @@ def test_a_watch_ends_when_something_changes(
     ids=["the lock", "the second semaphore"],
 )
 def test_an_unsigned_semaphore_that_does_not_change_for_long_is_given_back(
-    semaphore: str, seconds: int, found: LockRecovery, file: RegionFile, actor: MakeActor
-) -> None:
+    semaphore, seconds, found, file, actor
+):
     other = actor(file)
     set_value(file, 0, semaphore)
     with pytest.raises(LockNotRecoverable):
@@ -178,7 +166,7 @@ def test_an_unsigned_semaphore_that_does_not_change_for_long_is_given_back(
 
 
 @pytest.mark.parametrize("value", [2, LOW_HALF])
-def test_a_value_above_1_is_set_to_1(value: int, file: RegionFile, actor: MakeActor) -> None:
+def test_a_value_above_1_is_set_to_1(value, file, actor):
     """A lock with more than one place excludes nobody."""
     actor(file)
     file.put("sem", WAITERS | value)
@@ -195,8 +183,8 @@ UNKNOWN_OWNERS = [0x50000000, 0x7FFFFFFF, 1 << 31, 1 << 40, (1 << 64) - 1]
 @pytest.mark.parametrize("owner", UNKNOWN_OWNERS)
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_the_file_open(
-    value: int, owner: int, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+    value, owner, region_file, actor
+):
     file = region_file()
     other = actor(file)
     with open_region(file, writable=True) as region:
@@ -212,9 +200,7 @@ def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_th
 
 
 @pytest.mark.parametrize("value", [1, 2])
-def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
-    value: int, file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(value, file, actor):
     """libvgpu up to 2.7.1 gets there by itself; then the lock excludes nobody."""
     holder = actor(file)
     file.put("sem", WAITERS | value)
@@ -237,7 +223,7 @@ def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
     assert_usable(file)
 
 
-def test_who_takes_a_lock_that_stands_above_1_leaves_it_at_1(file: RegionFile) -> None:
+def test_who_takes_a_lock_that_stands_above_1_leaves_it_at_1(file):
     for value in (2, LOW_HALF):
         file.put("sem", WAITERS | value)
         with open_region(file, writable=True) as region:
@@ -254,7 +240,7 @@ with_postinit = pytest.mark.parametrize("layout", [Layout.V1_2])
 
 @with_postinit
 @pytest.mark.parametrize("value", [0, 2])
-def test_both_semaphores_are_given_back_at_once(value: int, file: RegionFile) -> None:
+def test_both_semaphores_are_given_back_at_once(value, file):
     hold(file, NOBODY)
     file.put("sem_postinit", WAITERS | value)
     assert recover_in_time(file) == did(dead_owner=True, postinit=True)
@@ -264,9 +250,7 @@ def test_both_semaphores_are_given_back_at_once(value: int, file: RegionFile) ->
 
 
 @with_postinit
-def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(file, actor):
     """Nobody signs for it, and what is done under it takes long."""
     other = actor(file)
     set_value(file, 0, "sem_postinit")
@@ -284,9 +268,7 @@ def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(
 # ---- several recoveries ----
 
 
-def test_of_many_recoverers_one_gives_the_lock_back_once(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_of_many_recoverers_one_gives_the_lock_back_once(file, actor):
     crowd = [actor(file) for _ in range(4)]
     for owner in (NOBODY, FOREIGN_OWNER + NOBODY, NOBODY, FOREIGN_OWNER + NOBODY):
         hold(file, owner)
@@ -302,9 +284,7 @@ def test_of_many_recoverers_one_gives_the_lock_back_once(
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1])
-def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
-    layout: Layout, file: RegionFile, actor: MakeActor
-) -> None:
+def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(layout, file, actor):
     """It repairs under a record lock over the struct."""
     libvgpu = actor()
     libvgpu("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)

@@ -2,16 +2,14 @@
 
 import gc
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child
 from support.region_calls import ALL, EDITS, LOCKING
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import (
     Layout,
@@ -45,9 +43,7 @@ def descriptors_of(path: Path) -> int:
 # ---- opening ----
 
 
-def test_a_relative_path_is_made_absolute_at_once(
-    region_file: RegionFileFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_made_absolute_at_once(region_file, monkeypatch):
     file = region_file(name="here.cache")
     monkeypatch.chdir(file.path.parent)
     with open_region("here.cache") as region:
@@ -57,7 +53,7 @@ def test_a_relative_path_is_made_absolute_at_once(
         assert not region.is_stale()
 
 
-def test_read_only_means_a_mapping_that_cannot_be_written(region_file: RegionFileFactory) -> None:
+def test_read_only_means_a_mapping_that_cannot_be_written(region_file):
     file = region_file()
     with open_region(file):
         assert mappings_of(file.path) == ["r--s"]
@@ -65,9 +61,7 @@ def test_read_only_means_a_mapping_that_cannot_be_written(region_file: RegionFil
         assert mappings_of(file.path) == ["rw-s"]
 
 
-def test_writes_through_a_read_only_region_are_refused_with_a_hint(
-    region_file: RegionFileFactory,
-) -> None:
+def test_writes_through_a_read_only_region_are_refused_with_a_hint(region_file):
     file = region_file()
     before = file.content()
     with open_region(file) as region:
@@ -79,9 +73,7 @@ def test_writes_through_a_read_only_region_are_refused_with_a_hint(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_closing_leaves_no_mapping_and_no_descriptor(
-    *, writable: bool, region_file: RegionFileFactory
-) -> None:
+def test_closing_leaves_no_mapping_and_no_descriptor(*, writable, region_file):
     file = region_file()
     region = open_region(file, writable=writable)
     assert len(mappings_of(file.path)) == 1
@@ -90,7 +82,7 @@ def test_closing_leaves_no_mapping_and_no_descriptor(
     assert descriptors_of(file.path) == 0
 
 
-def test_a_region_that_nobody_holds_is_unmapped(region_file: RegionFileFactory) -> None:
+def test_a_region_that_nobody_holds_is_unmapped(region_file):
     file = region_file()
     region = open_region(file, writable=True)
     del region
@@ -100,7 +92,7 @@ def test_a_region_that_nobody_holds_is_unmapped(region_file: RegionFileFactory) 
 
 
 @pytest.mark.parametrize("path", [None, 3, b"a.cache", ["a.cache"]])
-def test_a_path_is_a_text_or_a_path(path: Any) -> None:
+def test_a_path_is_a_text_or_a_path(path):
     for enter in (open_region, identify, lambda path: RegionSet([path])):
         with pytest.raises(TypeError):
             enter(path)
@@ -108,7 +100,7 @@ def test_a_path_is_a_text_or_a_path(path: Any) -> None:
         RegionSet("a.cache")
 
 
-def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> None:
+def test_a_failed_open_leaves_no_descriptor(region_file):
     file = region_file()
     file.put("magic", 7)
     with pytest.raises(RegionError):
@@ -117,7 +109,7 @@ def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> N
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_2])
-def test_a_handle_and_its_lock_keep_no_descriptor(file: RegionFile) -> None:
+def test_a_handle_and_its_lock_keep_no_descriptor(file):
     """A child inherits none, and a program that closes all of them keeps its lock."""
     with open_region(file, writable=True) as region:
         assert descriptors_of(file.path) == 0
@@ -128,7 +120,7 @@ def test_a_handle_and_its_lock_keep_no_descriptor(file: RegionFile) -> None:
     assert mappings_of(file.path) == []
 
 
-def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> None:
+def test_repr_shows_path_layout_and_state(region_file):
     file = region_file()
     region = open_region(file)
     assert repr(region) == f"<Region {str(file.path)!r} layout 1.2, read-only>"
@@ -142,7 +134,7 @@ def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> Non
 
 
 @pytest.fixture
-def busy(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+def busy(region_file, layout) -> RegionFile:
     """Two devices, three processes of which one has exited, and stale bytes behind them."""
     file = region_file(layout, memory_limits=(8 * GIB, None), sm_limits=(50, None), uuids=UUIDS)
     file.add_process(11, {0: GIB, 1: 3}, host_pid=4011)
@@ -153,14 +145,14 @@ def busy(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
     return file
 
 
-def test_snapshot_is_taken_between_before_and_after(region_file: RegionFileFactory) -> None:
+def test_snapshot_is_taken_between_before_and_after(region_file):
     with open_region(region_file()) as region:
         before = time.time_ns()
         taken = region.snapshot().taken_at_ns
         assert before <= taken <= time.time_ns()
 
 
-def test_a_snapshot_stays_what_it_was(busy: RegionFile) -> None:
+def test_a_snapshot_stays_what_it_was(busy):
     region = open_region(busy)
     untouched, compared = region.snapshot(), region.snapshot()
     first = attrs.asdict(compared)
@@ -181,7 +173,7 @@ def test_a_snapshot_stays_what_it_was(busy: RegionFile) -> None:
 # ---- live values ----
 
 
-def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFactory) -> None:
+def test_live_values_follow_the_file(layout, region_file):
     file = region_file(layout, memory_limits=(GIB,), sm_limits=(30,))
     with open_region(file) as region:
         assert (region.memory_limit(0), region.sm_limit(0), region.priority) == (GIB, 30, 1)
@@ -203,7 +195,7 @@ def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFact
 # ---- staleness ----
 
 
-def test_a_region_in_place_is_not_stale(layout: Layout, file: RegionFile) -> None:
+def test_a_region_in_place_is_not_stale(layout, file):
     with open_region(file) as region:
         assert not region.is_stale()
         file.put("limit", 5)
@@ -223,9 +215,7 @@ def make_other(path: Path, _: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [None, make_link, make_other], ids=["nothing", "link", "region"])
-def test_a_region_whose_name_leads_elsewhere_is_stale_and_still_readable(
-    make: Callable[[Path, Path], None] | None, region_file: RegionFileFactory
-) -> None:
+def test_a_region_whose_name_leads_elsewhere_is_stale_and_still_readable(make, region_file):
     file = region_file(memory_limits=(GIB,))
     with open_region(file, writable=True) as region:
         moved = file.path.rename(file.path.with_name("moved.cache"))
@@ -242,7 +232,7 @@ def test_a_region_whose_name_leads_elsewhere_is_stale_and_still_readable(
 # ---- closing ----
 
 
-def test_every_call_after_close_raises_region_closed(region_file: RegionFileFactory) -> None:
+def test_every_call_after_close_raises_region_closed(region_file):
     file = region_file()
     region = open_region(file, writable=True)
     region.close()
@@ -256,9 +246,7 @@ def test_every_call_after_close_raises_region_closed(region_file: RegionFileFact
 # ---- fork ----
 
 
-def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(region_file):
     file = region_file(memory_limits=(GIB,))
     region = open_region(file, writable=True)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from support.golden_regions import GoldenRegion
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.region_file import SLOTS, RegionFile
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
@@ -54,7 +53,7 @@ TABLES: dict[str, type[Columns]] = {
 
 
 @pytest.fixture
-def files(region_file: RegionFileFactory) -> list[RegionFile]:
+def files(region_file) -> list[RegionFile]:
     """One region per layout, no two of them alike."""
     made = []
     for number, layout in enumerate(Layout):
@@ -110,9 +109,7 @@ def check(table: RegionTable, files: list[RegionFile]) -> None:
 # ---- reading ----
 
 
-def test_rows_are_what_each_regions_snapshot_says(
-    files: list[RegionFile], golden_regions: list[GoldenRegion]
-) -> None:
+def test_rows_are_what_each_regions_snapshot_says(files, golden_regions):
     golden = [RegionFile(each.path, each.layout) for each in golden_regions]
     with RegionSet(golden) as region_set:
         check(region_set.read(), golden)
@@ -124,14 +121,14 @@ def test_rows_are_what_each_regions_snapshot_says(
         check(region_set.read(), files)
 
 
-def test_an_unknown_column_is_told_with_those_there_are(files: list[RegionFile]) -> None:
+def test_an_unknown_column_is_told_with_those_there_are(files):
     with RegionSet(files) as region_set:
         table = region_set.read()
     with pytest.raises(AttributeError, match=r"no column 'colour'.*memory_used_bytes"):
         table.devices.colour  # noqa: B018
 
 
-def test_the_semaphore_column_is_the_word_in_the_file(region_file: RegionFileFactory) -> None:
+def test_the_semaphore_column_is_the_word_in_the_file(region_file):
     file = region_file()
     with RegionSet([file]) as region_set:
         assert region_set.read().regions.semaphore.tolist() == [1]
@@ -142,7 +139,7 @@ def test_the_semaphore_column_is_the_word_in_the_file(region_file: RegionFileFac
         assert regions.settled[0] == 0
 
 
-def test_each_figure_arrives_under_its_name(layout: Layout, region_file: RegionFileFactory) -> None:
+def test_each_figure_arrives_under_its_name(layout, region_file):
     """Two processes on two devices, every number another one; device columns are their sums."""
     file = region_file(layout, uuids=("GPU-0", "GPU-1"))
     parts = [f"slot_used.{part}" for part in ("total", "context", "module", "data", "offset")]
@@ -166,7 +163,7 @@ def test_each_figure_arrives_under_its_name(layout: Layout, region_file: RegionF
         assert getattr(table.devices, column).tolist() == sums
 
 
-def test_uuids_are_text_or_none_and_rows_are_bounded(region_file: RegionFileFactory) -> None:
+def test_uuids_are_text_or_none_and_rows_are_bounded(region_file):
     first = region_file(uuids=("GPU-" + "x" * 91, "MIG-1"))
     second = region_file()
     with RegionSet([first, second]) as region_set:
@@ -177,7 +174,7 @@ def test_uuids_are_text_or_none_and_rows_are_bounded(region_file: RegionFileFact
             devices.uuid(row)
 
 
-def test_a_table_that_grows_is_read_whole(region_file: RegionFileFactory) -> None:
+def test_a_table_that_grows_is_read_whole(region_file):
     files = [region_file(layout) for layout in Layout]
     with RegionSet(files) as region_set:
         check(region_set.read(), files)
@@ -203,8 +200,8 @@ def test_a_table_that_grows_is_read_whole(region_file: RegionFileFactory) -> Non
 
 
 def test_columns_are_read_only_memoryviews_of_64_bit_cells_and_numpy_takes_them_without_a_copy(
-    files: list[RegionFile],
-) -> None:
+    files,
+):
     with RegionSet(files) as region_set:
         table = region_set.read()
     for name, kind in TABLES.items():
@@ -227,7 +224,7 @@ def test_columns_are_read_only_memoryviews_of_64_bit_cells_and_numpy_takes_them_
         table.devices.memory_used_bytes[0] = 1
 
 
-def test_a_table_is_a_value_that_outlives_reads_set_and_files(files: list[RegionFile]) -> None:
+def test_a_table_is_a_value_that_outlives_reads_set_and_files(files):
     region_set = RegionSet(files)
     table = region_set.read()
     column = np.asarray(table.devices.memory_used_bytes)
@@ -256,7 +253,7 @@ def test_a_table_is_a_value_that_outlives_reads_set_and_files(files: list[Region
 # ---- members ----
 
 
-def test_paths_come_in_the_order_of_their_rows(files: list[RegionFile]) -> None:
+def test_paths_come_in_the_order_of_their_rows(files):
     paths = tuple(str(file.path) for file in files)
     with RegionSet([*files[:2], str(files[0].path), files[1].path]) as region_set:
         assert len(region_set) == len(region_set.read()) == 2, "a path given twice is one region"
@@ -268,9 +265,7 @@ def test_paths_come_in_the_order_of_their_rows(files: list[RegionFile]) -> None:
         check(region_set.read(), files)
 
 
-def test_an_open_region_is_taken_over_beside_others_of_its_path(
-    region_file: RegionFileFactory,
-) -> None:
+def test_an_open_region_is_taken_over_beside_others_of_its_path(region_file):
     file = region_file(priority=1)
     with RegionSet([file]) as region_set:
         old = open_region(file)
@@ -298,9 +293,7 @@ def test_an_open_region_is_taken_over_beside_others_of_its_path(
         assert not region.closed
 
 
-def test_what_cannot_be_opened_does_not_stop_the_others(
-    files: list[RegionFile], tmp_path: Path
-) -> None:
+def test_what_cannot_be_opened_does_not_stop_the_others(files, tmp_path):
     missing = tmp_path / "missing.cache"
     files[1].put("magic", 5)
     with RegionSet([missing, *files]) as region_set:
@@ -315,7 +308,7 @@ def test_what_cannot_be_opened_does_not_stop_the_others(
         check(region_set.read(), [*good, RegionFile(missing, Layout.V1_2)])
 
 
-def test_adding_again_opens_anew(files: list[RegionFile]) -> None:
+def test_adding_again_opens_anew(files):
     with RegionSet(files[4:]) as region_set:
         region_set.read()
         files[3].path.rename(files[4].path)
@@ -328,7 +321,7 @@ def test_adding_again_opens_anew(files: list[RegionFile]) -> None:
         assert region_set.paths == ()
 
 
-def test_discard_forgets_the_region_and_its_error(files: list[RegionFile], tmp_path: Path) -> None:
+def test_discard_forgets_the_region_and_its_error(files, tmp_path):
     missing = tmp_path / "missing.cache"
     with RegionSet([missing, *files]) as region_set:
         region_set.read()
@@ -342,7 +335,7 @@ def test_discard_forgets_the_region_and_its_error(files: list[RegionFile], tmp_p
 # ---- failures while reading ----
 
 
-def test_a_region_that_fails_has_its_code_and_no_other_rows(files: list[RegionFile]) -> None:
+def test_a_region_that_fails_has_its_code_and_no_other_rows(files):
     with RegionSet(files) as region_set:
         files[0].put("proc_num", -1)
         files[2].resize(0)
@@ -360,7 +353,6 @@ def test_a_region_that_fails_has_its_code_and_no_other_rows(files: list[RegionFi
         ]
         for row in (0, 2, 4):
             error = errors[row]
-            assert error is not None
             assert error.path == str(files[row].path)
             assert str(files[row].path) in str(error)
             assert (table.regions.device_rows[row], table.regions.process_count[row]) == (0, 0)
@@ -382,7 +374,7 @@ def test_a_region_that_fails_has_its_code_and_no_other_rows(files: list[RegionFi
 # ---- closing, threads, fork ----
 
 
-def test_after_close_every_call_raises_region_closed(files: list[RegionFile]) -> None:
+def test_after_close_every_call_raises_region_closed(files):
     region_set = RegionSet(files)
     region_set.close()
     region_set.close()
@@ -399,7 +391,7 @@ def test_after_close_every_call_raises_region_closed(files: list[RegionFile]) ->
     assert not any(str(file.path) in maps for file in files)
 
 
-def test_a_set_can_be_read_while_another_thread_changes_it(files: list[RegionFile]) -> None:
+def test_a_set_can_be_read_while_another_thread_changes_it(files):
     for file in files:
         # A long read, so that changes fall into it.
         file.put("device_num", 16)
@@ -427,8 +419,8 @@ def test_a_set_can_be_read_while_another_thread_changes_it(files: list[RegionFil
 
 
 def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
-    region_file: RegionFileFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    region_file, monkeypatch
+):
     small = region_file(name="small", uuids=["GPU-a"])
     small.add_process(7, {0: 5})
     full = region_file(name="full", uuids=[f"GPU-{device}" for device in range(4)])
@@ -447,9 +439,7 @@ def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
         assert list(regions.read().regions.process_count) == [1, 2]
 
 
-def test_rows_join_devices_with_their_regions_and_have_none_for_unlimited(
-    region_file: RegionFileFactory,
-) -> None:
+def test_rows_join_devices_with_their_regions_and_have_none_for_unlimited(region_file):
     limited = region_file(
         memory_limits=["8GiB", None], sm_limits=[30, 0x64], uuids=["GPU-a", "GPU-b"]
     )

@@ -5,13 +5,12 @@ store in their stead; what an actor does is to live and to map the file.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.actors import Actor, MakeActor, ProcessFactory, map_libvgpu
+from support.actors import Actor, ProcessFactory, map_libvgpu
 from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.region_file import SLOTS, RegionFile
 from support.slot_bytes import (
     MARK_FLAG,
     NOBODYS,
@@ -85,9 +84,7 @@ def orphan(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | Non
 
 
 @with_newer
-def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(file, actor):
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
     file.add_process(DEAD + 1, {0: 20_000})
@@ -111,9 +108,7 @@ def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
 
 
 @with_newer
-def test_a_process_that_was_moved_twice_keeps_what_it_holds(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_process_that_was_moved_twice_keeps_what_it_holds(file, actor):
     """One slot with its pid counts, one lies stale behind that, and it works in the third."""
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
@@ -132,9 +127,7 @@ def test_a_process_that_was_moved_twice_keeps_what_it_holds(
 
 @with_newer
 @pytest.mark.parametrize("host_pid", ["its own", "another's", "the container's", "none"])
-def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(
-    host_pid: str, file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(host_pid, file, actor):
     """Two containers swap theirs, drivers answer with the container's own, reboots repeat them."""
     moved = actor(file)
     known = {"its own": moved.pid_here, "another's": moved.pid_here + 1, "none": 0}
@@ -150,9 +143,7 @@ def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(
 
 
 @with_newer
-def test_an_idle_one_that_counts_as_it_should_is_not_told(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_idle_one_that_counts_as_it_should_is_not_told(file, actor):
     """Whichever of the two slots is its own."""
     orphan(file, actor(file), 100)
     before = file.content()
@@ -161,9 +152,7 @@ def test_an_idle_one_that_counts_as_it_should_is_not_told(
 
 
 @with_newer
-def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_writes(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_writes(file, actor):
     moved = actor(file)
     file.add_process(DEAD, {0: 10})
     slot = start(file, moved, 100)
@@ -181,8 +170,8 @@ def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_wri
 
 @with_seqlock
 def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_no_original(
-    file: RegionFile, actor: MakeActor
-) -> None:
+    file, actor
+):
     """A copy never has a higher seqlock than what it was copied from."""
     process = actor(file)
     slot = start(file, process, 700)
@@ -196,9 +185,7 @@ def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_
 
 
 @with_newer
-def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(file, actor):
     process = actor(file)
     slot = start(file, process, 1000)
     put_slot(file, slot + 2, slot_bytes(file, slot))
@@ -221,9 +208,7 @@ def repair_after_two_moves(file: RegionFile, moved: Actor) -> None:
 
 
 @with_seqlock
-def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(file, actor):
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD)
     file.add_process(DEAD + 1)
@@ -236,9 +221,7 @@ def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(
 
 
 @with_newer
-def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(file, actor):
     """Its host pid is another process's: two containers that started together have swapped."""
     idle, busy = actor(file), actor(file)
     for number in range(2):
@@ -265,8 +248,8 @@ def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(
 
 @with_newer
 def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
-) -> None:
+    layout, region_file, actor, tmp_path
+):
     """When it refuses an allocation it removes the dead beside the lock."""
     for attempt in range(20):
         file = region_file(layout)
@@ -325,9 +308,7 @@ memory.close()
 
 
 @with_newer
-def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere(file, actor):
     moved, other = actor(file), actor(file)
     file.add_process(DEAD, {0: 10_000})
     below = start(file, other, 5)
@@ -346,8 +327,8 @@ def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere
 @with_newer
 @pytest.mark.parametrize(("held", "seqlock"), [(500, 2), (0, 3)], ids=["memory", "the last of it"])
 def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
-    held: int, seqlock: int, file: RegionFile, actor: MakeActor, tmp_path: Path
-) -> None:
+    held, seqlock, file, actor, tmp_path
+):
     """libvgpu 2.8.1 and later stores pid 0 first, and gives memory back afterwards."""
     moved, ending = actor(file), actor(file)
     map_libvgpu(ending, tmp_path)
@@ -371,9 +352,7 @@ def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
 
 
 @with_newer
-def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(file, actor):
     moved = actor(file)
     slot = orphan(file, moved, 100)
     account(file, slot, 50)
@@ -392,7 +371,7 @@ def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(
 
 
 @without_seqlock
-def test_two_slots_of_one_process_of_2_8_0_are_left(file: RegionFile, actor: MakeActor) -> None:
+def test_two_slots_of_one_process_of_2_8_0_are_left(file, actor):
     """It accounts in both: emptied, one would go below zero with the next release."""
     twice = actor(file)
     file.add_process(twice.pid, {0: 100})
@@ -418,9 +397,7 @@ def twins() -> Iterator[tuple[Actor, Actor]]:
 
 
 @with_newer
-def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
-    file: RegionFile, twins: tuple[Actor, Actor]
-) -> None:
+def test_of_two_processes_with_the_same_pid_nothing_is_emptied(file, twins):
     """One of them at work and another one idle look like an original and its copy."""
     for twin in twins:
         twin("open", str(file.path), writable=True)
@@ -435,9 +412,7 @@ def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
 
 
 @with_newer
-def test_a_dry_run_names_the_orphans_and_changes_nothing(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_dry_run_names_the_orphans_and_changes_nothing(file, actor):
     moved, idle = actor(file), actor(file)
     slot = orphan(file, moved, 100)
     file.put("proc_num", slot + 1)
@@ -456,7 +431,7 @@ def test_a_dry_run_names_the_orphans_and_changes_nothing(
         eventually(lambda: repair(file) == expected)
 
 
-def test_stale_slots_of_the_dead_are_no_orphans(file: RegionFile, actor: MakeActor) -> None:
+def test_stale_slots_of_the_dead_are_no_orphans(file, actor):
     """Also where a live process has the number, but does not map the region."""
     stranger = actor()
     for pid in (DEAD, stranger.pid, DEAD + 1, 0, -3):
@@ -468,9 +443,7 @@ def test_stale_slots_of_the_dead_are_no_orphans(file: RegionFile, actor: MakeAct
 
 
 @with_newer
-def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(file, actor):
     moved = actor(file)
     slot = orphan(file, moved, 100)
 
@@ -488,9 +461,7 @@ def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
             region.repair_slots(timeout_s=-1)
 
 
-def test_the_lock_is_taken_only_if_there_is_something_to_do(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_the_lock_is_taken_only_if_there_is_something_to_do(file, actor):
     hold(file, actor(file).pid)
     with open_region(file, writable=True) as region:
         assert region.repair_slots(timeout_s=0) == NOTHING

@@ -4,9 +4,8 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from support.actors import MakeActor
 from support.lock_bytes import NOBODY, hold, is_free, let_go
-from support.region_file import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, locate
 from support.slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 
 from libhamiregion import (
@@ -35,7 +34,7 @@ one_layout = pytest.mark.parametrize("layout", [Layout.V1_1], ids=["1.1"])
 
 
 @pytest.fixture
-def populated(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
+def populated(layout, region_file) -> RegionFile:
     """A region with three processes; `PID` is the one in the middle."""
     file = region_file(layout)
     for number, pid in enumerate((NOBODY, PID, NOBODY + 9)):
@@ -81,9 +80,7 @@ PLACES: dict[str, tuple[str, Callable[[Region, int], SlotChange], tuple[int, ...
 
 @pytest.mark.parametrize("layout", LOCKABLE)
 @pytest.mark.parametrize("field", PLACES)
-def test_each_value_stands_in_its_own_field(
-    field: str, populated: RegionFile, layout: Layout
-) -> None:
+def test_each_value_stands_in_its_own_field(field, populated, layout):
     name, edit, values = PLACES[field]
     device = None if field in {"host_pid", "status"} else 5
     known = populated.get(name, slot=1, device=device or 0)
@@ -105,9 +102,7 @@ def test_each_value_stands_in_its_own_field(
 
 @edits
 @one_layout
-def test_a_process_is_looked_for_each_time(
-    edit: Callable[..., object], populated: RegionFile
-) -> None:
+def test_a_process_is_looked_for_each_time(edit, populated):
     """Slots move."""
     with open_region(populated, writable=True) as region:
         original = slot_bytes(populated, 2)
@@ -125,9 +120,7 @@ def test_a_process_is_looked_for_each_time(
 
 
 @one_layout
-def test_where_a_pid_stands_twice_the_edit_goes_where_its_process_works(
-    populated: RegionFile,
-) -> None:
+def test_where_a_pid_stands_twice_the_edit_goes_where_its_process_works(populated):
     """That is the last: libvgpu copies slots downwards, and a repair takes the original in."""
     populated.put("slot_pid", PID, slot=2)
     before = slot_bytes(populated, 1)
@@ -139,9 +132,7 @@ def test_where_a_pid_stands_twice_the_edit_goes_where_its_process_works(
 
 @edits
 @one_layout
-def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(
-    edit: Callable[..., object], populated: RegionFile, actor: MakeActor
-) -> None:
+def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(edit, populated, actor):
     holder = actor(populated)
     with open_region(populated, writable=True) as region:
         hold(populated, holder.pid)
@@ -162,9 +153,7 @@ def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(
 
 @edits
 @one_layout
-def test_a_process_without_a_slot_is_named(
-    edit: Callable[..., object], populated: RegionFile
-) -> None:
+def test_a_process_without_a_slot_is_named(edit, populated):
     # A stale slot above the table is none.
     populated.put("slot_pid", NOBODY + 50, slot=3)
     before = populated.content()
@@ -191,7 +180,7 @@ BAD_VALUES: dict[str, Callable[[Region], object]] = {
 
 
 @one_layout
-def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(populated: RegionFile) -> None:
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(populated):
     before = populated.content()
     with open_region(populated, writable=True) as region:
         for call in BAD_VALUES.values():
@@ -205,9 +194,7 @@ def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(populated: Reg
 
 
 @pytest.mark.parametrize("limit", [None, 30])
-def test_suspending_says_where_a_process_may_not_obey(
-    limit: int | None, layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_suspending_says_where_a_process_may_not_obey(limit, layout, region_file):
     """The region does not tell 2.9 from 2.10, which obeys only where a device has an SM limit."""
     file = region_file(layout, sm_limits=[limit], uuids=["GPU-1"])
     file.add_process(PID)

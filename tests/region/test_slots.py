@@ -12,12 +12,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.actors import MakeActor
 from support.alarm import Interrupted, alarm, interrupt
 from support.forked import in_child
 from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.region_calls import ALL
-from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
+from support.region_file import DEVICES, SLOTS, RegionFile, locate
 from support.slot_bytes import (
     MARK_FLAG,
     WITH_SEQLOCK,
@@ -74,9 +73,7 @@ def used(file: RegionFile, device: int, slot: int = 0) -> dict[str, int]:
 # ---- Attaching ----
 
 
-def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
-    layout: Layout, file: RegionFile
-) -> None:
+def test_a_new_slot_is_the_next_one_and_nothing_else_changes(layout, file):
     file.add_process(NOBODY, {0: 700, 15: 41}, host_pid=5, status=2)
     before = file.content()
     with open_region(file, writable=True) as region, region.attach() as slot:
@@ -90,7 +87,7 @@ def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
         assert is_free(file)
 
 
-def test_a_new_slot_takes_over_nothing_of_what_lay_there(layout: Layout, file: RegionFile) -> None:
+def test_a_new_slot_takes_over_nothing_of_what_lay_there(layout, file):
     """Removed slots leave stale bytes above the table; this one has an odd seqlock."""
     put_slot(file, 0, b"\x77" * (layout.offsets["slot_stride"] or 0))
     with open_region(file, writable=True) as region, region.attach():
@@ -99,9 +96,7 @@ def test_a_new_slot_takes_over_nothing_of_what_lay_there(layout: Layout, file: R
         assert unmarked(layout, slot_bytes(file, 0)) == unmarked(layout, expected)
 
 
-def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(layout, region_file):
     file = region_file(layout, memory_limits=(1000,))
     file.add_process(os.getpid(), {0: 700}, host_pid=77, status=2)
     file.add_process(NOBODY, {0: 5})
@@ -116,7 +111,7 @@ def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
         assert region.memory_used(0) == 5
 
 
-def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFile) -> None:
+def test_a_process_attaches_once_to_a_region_whatever_the_handle(file):
     with open_region(file, writable=True) as one, open_region(file, writable=True) as other:
         for handle in (one, other):
             with handle.attach():
@@ -129,7 +124,7 @@ def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFil
 # ---- Leaving ----
 
 
-def test_a_slot_is_left_once_and_does_not_account_then(region_file: RegionFileFactory) -> None:
+def test_a_slot_is_left_once_and_does_not_account_then(region_file):
     file = region_file()
     with open_region(file, writable=True) as region:
         with pytest.raises(LookupError), region.attach():
@@ -149,9 +144,7 @@ def test_a_slot_is_left_once_and_does_not_account_then(region_file: RegionFileFa
             assert pids(file) == [os.getpid()]
 
 
-def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(file, actor):
     holder = actor(file)
     with open_region(file, writable=True) as region:
         slot = region.attach(timeout_s=0.05)
@@ -167,9 +160,7 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert pids(file) == []
 
 
-def test_an_exception_while_a_slot_waits_to_be_detached_releases_it(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_exception_while_a_slot_waits_to_be_detached_releases_it(file, actor):
     """The handler of a signal gives the lock free, and raises."""
     holder = actor(file)
 
@@ -208,9 +199,7 @@ def was_interrupted(step: int, call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one(region_file):
     file = region_file()
     with open_region(file, writable=True) as region:
         old, replaced = region.attach(), 0
@@ -230,7 +219,7 @@ def test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one(
         assert replaced
 
 
-def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> None:
+def test_a_slot_that_is_dropped_is_detached(region_file):
     file = region_file()
     with open_region(file, writable=True) as region:
         region.attach().charge(0, 5)
@@ -239,7 +228,7 @@ def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> N
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFactory) -> None:
+def test_closing_the_region_leaves_it(locked, region_file):
     file = region_file()
     region = open_region(file, writable=True)
     slot = region.attach()
@@ -254,9 +243,7 @@ def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFacto
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_slot_ends_with_its_region_and_its_file(
-    name: str, region_file: RegionFileFactory, layout: Layout
-) -> None:
+def test_a_slot_ends_with_its_region_and_its_file(name, region_file, layout):
     def end_of(deed: Callable[[RegionFile, Region], object], error: type[RegionError]) -> None:
         file = region_file(layout)
         region = open_region(file, writable=True)
@@ -281,9 +268,7 @@ def test_a_slot_ends_with_its_region_and_its_file(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
-    layout: Layout, kind: Any, file: RegionFile
-) -> None:
+def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(layout, kind, file):
     file.add_process(NOBODY, {0: 3, 7: 5})
     with open_region(file, writable=True) as region, region.attach() as slot:
         before = file.content()
@@ -314,7 +299,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
 ]
 
 
-def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file: RegionFile) -> None:
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 50)
         before = file.content()
@@ -329,9 +314,7 @@ def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file: RegionFi
         assert file.content() == before
 
 
-def test_a_charge_past_the_limit_is_refused_with_all_its_figures(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_charge_past_the_limit_is_refused_with_all_its_figures(layout, region_file):
     file = region_file(layout, memory_limits=(MIB, 8 * MIB))
     # Whatever the status; not behind the number of slots.
     for number, status in enumerate([0, 2]):
@@ -354,7 +337,7 @@ def test_a_charge_past_the_limit_is_refused_with_all_its_figures(
         slot.charge(0, MIB)
 
 
-def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -> None:
+def test_the_limit_is_read_anew_at_each_charge(region_file):
     file = region_file(memory_limits=(100,))
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 100)
@@ -371,9 +354,7 @@ def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -
         slot.charge(0, 2**40)
 
 
-def test_processes_share_one_limit(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_processes_share_one_limit(layout, region_file, actor):
     file = region_file(layout, memory_limits=(100,))
     one, other = actor(file), actor(file)
     one("attach")
@@ -389,8 +370,8 @@ def test_processes_share_one_limit(
 
 @pytest.mark.parametrize("layout", [*WITHOUT_SEQLOCK, *WITH_SEQLOCK])
 def test_a_charge_waits_for_the_holder_of_the_lock_and_up_to_2_8_0_a_release_too(
-    layout: Layout, file: RegionFile, actor: MakeActor
-) -> None:
+    layout, file, actor
+):
     """From September 2026 on a holder may have added up, and be about to charge."""
     holder = actor(file)
     with open_region(file, writable=True) as region, region.attach(timeout_s=0.05) as slot:
@@ -413,9 +394,7 @@ def test_a_charge_waits_for_the_holder_of_the_lock_and_up_to_2_8_0_a_release_too
 # ---- Fork ----
 
 
-def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(
-    file: RegionFile,
-) -> None:
+def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 11)
         before = file.content()
@@ -443,7 +422,7 @@ answer = os.waitpid(child, 0)[1]
 """
 
 
-def test_the_end_of_a_child_leaves_the_parents_slot(file: RegionFile, actor: MakeActor) -> None:
+def test_the_end_of_a_child_leaves_the_parents_slot(file, actor):
     parent = actor(file)
     parent("attach")
     parent("slot.charge", 0, 12)
@@ -452,7 +431,7 @@ def test_the_end_of_a_child_leaves_the_parents_slot(file: RegionFile, actor: Mak
     assert file.content() == before
 
 
-def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file: RegionFile) -> None:
+def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 4)
 

@@ -1,10 +1,8 @@
 """A seqlock that a killed process left odd, for which another one waits with the lock."""
 
 import pytest
-from support.actors import MakeActor
 from support.lock_bytes import NOBODY, hold, is_free, owner_of
 from support.reaping import reap_in_time
-from support.region_file import RegionFile
 from support.slot_bytes import LOCKABLE, put_seqlock, seqlock_of
 from support.wait import eventually
 
@@ -35,9 +33,7 @@ let_go(file)
 @each_layout
 @pytest.mark.parametrize("pid", [DEAD, 0], ids=["dead", "pid 0"])
 @pytest.mark.root
-def test_a_reap_frees_a_container_that_waits_for_it(
-    file: RegionFile, pid: int, actor: MakeActor
-) -> None:
+def test_a_reap_frees_a_container_that_waits_for_it(file, pid, actor):
     slot = file.add_process(pid, {0: 1000})
     put_seqlock(file, slot, 1)
     libvgpu = actor(file)
@@ -58,9 +54,7 @@ def test_a_reap_frees_a_container_that_waits_for_it(
 
 
 @each_layout
-def test_an_odd_seqlock_of_a_live_process_is_left_as_it_is(
-    file: RegionFile, actor: MakeActor
-) -> None:
+def test_an_odd_seqlock_of_a_live_process_is_left_as_it_is(file, actor):
     inside, holder = actor(file), actor(file)
     slot = file.add_process(inside.pid, {0: 5})
     put_seqlock(file, slot, 1)
@@ -73,9 +67,7 @@ def test_an_odd_seqlock_of_a_live_process_is_left_as_it_is(
 
 @each_layout
 @pytest.mark.parametrize("owner", [0, DEAD + 1], ids=["no owner", "a dead owner"])
-def test_without_a_live_owner_of_the_lock_it_is_not_made_even_beside_it(
-    file: RegionFile, owner: int
-) -> None:
+def test_without_a_live_owner_of_the_lock_it_is_not_made_even_beside_it(file, owner):
     slot = file.add_process(DEAD, {0: 5})
     put_seqlock(file, slot, 1)
     hold(file, owner)
@@ -85,7 +77,7 @@ def test_without_a_live_owner_of_the_lock_it_is_not_made_even_beside_it(
 
 
 @each_layout
-def test_a_recovery_makes_it_even_before_the_lock_is_free(file: RegionFile) -> None:
+def test_a_recovery_makes_it_even_before_the_lock_is_free(file):
     slot = file.add_process(DEAD, {0: 5})
     put_seqlock(file, slot, 1)
     hold(file, DEAD + 1)

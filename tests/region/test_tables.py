@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from support.node_scene import NodeScene
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
 
 # pandas and polars take a second to import, which every worker would spend.
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
-    from support.golden_regions import GoldenRegion
 
 GIB = 2**30
 TABLES = ("regions", "devices", "processes", "usages")
 
 
 @pytest.fixture
-def golden_table(golden_regions: list[GoldenRegion], tmp_path: Path) -> RegionTable:
+def golden_table(golden_regions, tmp_path) -> RegionTable:
     """All golden regions, and one that was cut after it had been opened."""
     cut = tmp_path / "cut.cache"
     create_region(cut, memory_limits=["1GiB"])
@@ -35,7 +32,7 @@ def golden_table(golden_regions: list[GoldenRegion], tmp_path: Path) -> RegionTa
 
 
 @pytest.fixture
-def snapshots(golden_regions: list[GoldenRegion]) -> list[RegionSnapshot]:
+def snapshots(golden_regions) -> list[RegionSnapshot]:
     found = []
     for golden in golden_regions:
         with open_region(golden.path) as region:
@@ -52,9 +49,7 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def test_devices_are_those_of_the_snapshots(
-    golden_table: RegionTable, snapshots: list[RegionSnapshot]
-) -> None:
+def test_devices_are_those_of_the_snapshots(golden_table, snapshots):
     expected = [
         {
             "path": snapshot.path,
@@ -70,9 +65,7 @@ def test_devices_are_those_of_the_snapshots(
         assert row == device
 
 
-def test_processes_and_usages_are_those_of_the_snapshots(
-    golden_table: RegionTable, snapshots: list[RegionSnapshot]
-) -> None:
+def test_processes_and_usages_are_those_of_the_snapshots(golden_table, snapshots):
     processes = iter(rows(golden_table.processes.to_pandas()))
     usages = iter(rows(golden_table.usages.to_pandas()))
     for snapshot in snapshots:
@@ -89,7 +82,7 @@ def test_processes_and_usages_are_those_of_the_snapshots(
     assert list(processes) == list(usages) == []
 
 
-def test_a_region_that_failed_has_its_error_and_nothing_else(golden_table: RegionTable) -> None:
+def test_a_region_that_failed_has_its_error_and_nothing_else(golden_table):
     *whole, failed = rows(golden_table.regions.to_pandas())
     assert {row["error"] for row in whole} == {None}
     assert all(row["layout"] and row["taken_at_ns"] > 0 for row in whole)
@@ -98,7 +91,7 @@ def test_a_region_that_failed_has_its_error_and_nothing_else(golden_table: Regio
     assert {cell for name, cell in failed.items() if name not in {"path", "error"}} == {None}
 
 
-def test_polars_and_dicts_have_the_same_cells_as_pandas(golden_table: RegionTable) -> None:
+def test_polars_and_dicts_have_the_same_cells_as_pandas(golden_table):
     import polars as pl
 
     for name in TABLES:
@@ -110,9 +103,7 @@ def test_polars_and_dicts_have_the_same_cells_as_pandas(golden_table: RegionTabl
     assert golden_table.regions.to_polars().schema["settled"] == pl.Boolean
 
 
-def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(
-    tmp_path: Path,
-) -> None:
+def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(tmp_path):
     path = tmp_path / "a.cache"
     create_region(path, memory_limits=["4GiB", None, "4GiB"])
     RegionFile(path, Layout.V1_2).add_process(7, {0: 5 * GIB, 1: GIB, 2: GIB})
@@ -130,7 +121,7 @@ def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(
     assert difference.to_list() == [-GIB, None, 3 * GIB]
 
 
-def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) -> None:
+def test_identity_columns_stand_beside_the_path(region_file):
     first, second = region_file(name="a"), region_file(name="b")
     first.add_process(7, {0: GIB})
     second.add_process(8, {0: GIB})
@@ -148,7 +139,7 @@ def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) 
         table.with_identity(pod=["bert-0"])
 
 
-def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots: list[RegionSnapshot]) -> None:
+def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots):
     for snapshot in snapshots:
         found = json.loads(json.dumps(snapshot.to_dict()))
         assert found["layout"] == snapshot.layout.value
@@ -159,7 +150,7 @@ def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots: list[RegionSnapshot]
         assert list(found) == [field.name for field in attrs.fields(RegionSnapshot)]
 
 
-def test_a_nodes_frames_say_whose_each_row_is(tmp_path: Path) -> None:
+def test_a_nodes_frames_say_whose_each_row_is(tmp_path):
     files = NodeScene(tmp_path)
     files.container("train", memory_limits=["6GiB"])
     files.container("serve", pod=None, memory_limits=["1GiB"])

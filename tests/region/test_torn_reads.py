@@ -41,7 +41,7 @@ def tools() -> Path:
 
 
 @pytest.fixture
-def path(layout: Layout, tmp_path: Path) -> Path:
+def path(layout, tmp_path) -> Path:
     """A region of each layout in turn."""
     region = tmp_path / "region.cache"
     uuids = [f"GPU-{device}" for device in range(DEVICES)]
@@ -50,7 +50,7 @@ def path(layout: Layout, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def writer(tools: Path, path: Path, layout: Layout) -> Iterator[Writer]:
+def writer(tools, path, layout) -> Iterator[Writer]:
     """Starts a writer; gives it and the pids that stay in the region as long as it runs."""
     running: list[subprocess.Popen[str]] = []
 
@@ -61,7 +61,6 @@ def writer(tools: Path, path: Path, layout: Layout) -> Iterator[Writer]:
             text=True,
         )
         running.append(process)
-        assert process.stdout is not None
         ready, *pids = process.stdout.readline().split()
         assert ready == "ready"
         return process, pids
@@ -84,8 +83,7 @@ def read(
         stdout=subprocess.PIPE,
         text=True,
     )
-    counted: dict[str, float] = json.loads(answer.stdout)
-    return counted
+    return json.loads(answer.stdout)
 
 
 def numbers_of(process: ProcessUsage, layout: Layout) -> set[int]:
@@ -124,9 +122,7 @@ def move(writer: Writer, pause: int) -> list[str]:
 @pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("start", [write, move])
-def test_no_settled_process_is_mixed_or_seen_twice_or_never(
-    start: Callable[[Writer, int], list[str]], pause: int, tools: Path, path: Path, writer: Writer
-) -> None:
+def test_no_settled_process_is_mixed_or_seen_twice_or_never(start, pause, tools, path, writer):
     """Two million snapshots of each kind in the long run: five layouts, three paces."""
     count = scaled(140_000, 8_000)
     staying = start(writer, pause)
@@ -159,7 +155,7 @@ def assert_within_budget(times: list[float]) -> None:
 
 
 @pytest.mark.parametrize("layout", WITH_SEQLOCK)
-def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Writer) -> None:
+def test_writer_killed_inside_its_seqlock(path, layout, writer):
     """The reader says which process is not settled, and does not wait for it."""
     before, _ = writer("still")
     killed, _ = writer("odd")
@@ -182,7 +178,7 @@ def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Wr
 
 
 @pytest.mark.slow(keep=2)
-def test_writer_killed_holding_the_semaphore(path: Path, writer: Writer) -> None:
+def test_writer_killed_holding_the_semaphore(path, writer):
     """Nothing in the region is settled, and reading goes on at its usual speed."""
     still, _ = writer("still")
     killed, _ = writer("hold")
@@ -197,7 +193,7 @@ def test_writer_killed_holding_the_semaphore(path: Path, writer: Writer) -> None
         assert [process.settled for process in snapshot.processes] == [False, False]
 
 
-def test_settled_again_after_the_storm(path: Path, layout: Layout, writer: Writer) -> None:
+def test_settled_again_after_the_storm(path, layout, writer):
     """When writers stop in good order, the next snapshot is settled and whole."""
     writers = [writer("write", 0)[0] for _ in range(3)]
     mover, _ = writer("move", 0, 0)

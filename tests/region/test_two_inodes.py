@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import Actor, MakeActor, ProcessFactory
+from support.actors import Actor, ProcessFactory
 from support.namespaces import overlay_mount, own_mounts
-from support.region_file import RegionFileFactory
 from support.wait import eventually
 
-from libhamiregion import Layout, LockNotRecoverable, LockTimeout
+from libhamiregion import LockNotRecoverable, LockTimeout
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
+def overlay(tmp_path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
     """Processes that see an overlay, its directory, and the upper one below it."""
     inside, merged, upper = overlay_mount(tmp_path)
     with contextlib.closing(ProcessFactory(*inside)) as process_factory:
@@ -26,11 +25,8 @@ def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
 
 @pytest.mark.parametrize("through_it", ["the process", "who looks for it"])
 def test_a_process_that_maps_the_file_beside_an_overlay_is_not_taken_for_dead(
-    through_it: str,
-    overlay: tuple[ProcessFactory, Path, Path],
-    region_file: RegionFileFactory,
-    actor: MakeActor,
-) -> None:
+    through_it, overlay, region_file, actor
+):
     process_factory, merged, upper = overlay
     file = region_file()
     file.path.rename(upper / "usage.cache")
@@ -52,12 +48,8 @@ def test_a_process_that_maps_the_file_beside_an_overlay_is_not_taken_for_dead(
 @pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("by", ["another mount namespace", "a bind mount"])
 def test_a_holder_that_came_through_an_overlay_is_not_robbed_from_below(
-    by: str,
-    layout: Layout,
-    overlay: tuple[ProcessFactory, Path, Path],
-    region_file: RegionFileFactory,
-    actor: MakeActor,
-) -> None:
+    by, layout, overlay, region_file, actor
+):
     """A lock on a byte of the one inode says nothing about who has locked that of the other."""
     process_factory, merged, upper = overlay
     file = region_file(layout)
@@ -123,7 +115,7 @@ answer = number
 
 
 @pytest.fixture
-def two_file_systems(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
+def two_file_systems(tmp_path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
     """Where processes see two new file systems, and their directories."""
     ours, forged = tmp_path / "ours", tmp_path / "forged"
     for directory in (ours, forged):
@@ -134,9 +126,7 @@ def two_file_systems(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Pat
 
 
 @pytest.mark.parametrize("attached", [False, True], ids=["with a number", "with its pid"])
-def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(
-    attached: bool, two_file_systems: tuple[ProcessFactory, Path, Path]
-) -> None:
+def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(attached, two_file_systems):
     """It maps a file with the same inode number on a file system of its own."""
     process_factory, ours, forged = two_file_systems
     path = ours / "usage.cache"
@@ -154,9 +144,7 @@ def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(
     writer("unlock")
 
 
-def test_beside_an_overlay_a_byte_is_a_proof(
-    overlay: tuple[ProcessFactory, Path, Path], region_file: RegionFileFactory
-) -> None:
+def test_beside_an_overlay_a_byte_is_a_proof(overlay, region_file):
     """Also where a name begins as that of its upper directory does."""
     process_factory, _, upper = overlay
     beside = upper.parent / f"{upper.name}-not" / "usage.cache"

@@ -3,15 +3,13 @@
 import json
 import os
 import pickle
-from collections.abc import Callable
 
 import pytest
 from support.node_scene import GIB
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
 from libhamiregion import (
     Effect,
-    Layout,
     LimitChange,
     LimitEdit,
     Region,
@@ -28,7 +26,7 @@ Changes = list[LimitChange | ValueChange]
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+def file(region_file, layout) -> RegionFile:
     return region_file(layout, memory_limits=["8GiB", "4GiB"], sm_limits=[50], uuids=UUIDS)
 
 
@@ -47,7 +45,7 @@ def statuses(outcomes: tuple[UndoOutcome, ...]) -> list[str]:
     return [outcome.status for outcome in outcomes]
 
 
-def test_all_that_a_job_has_changed_goes_back_also_what_it_changed_twice(file: RegionFile) -> None:
+def test_all_that_a_job_has_changed_goes_back_also_what_it_changed_twice(file):
     before = file.path.read_bytes()
     with open_region(file.path, writable=True) as region:
         changes = every_edit(region)
@@ -58,7 +56,7 @@ def test_all_that_a_job_has_changed_goes_back_also_what_it_changed_twice(file: R
     assert file.path.read_bytes() == before
 
 
-def test_a_value_that_somebody_else_has_set_since_stays(file: RegionFile) -> None:
+def test_a_value_that_somebody_else_has_set_since_stays(file):
     with open_region(file.path, writable=True) as region:
         changes = region.set_memory_limit("80%")
         region.set_memory_limit("5GiB", device=1)
@@ -74,9 +72,7 @@ def test_a_value_that_somebody_else_has_set_since_stays(file: RegionFile) -> Non
 
 @pytest.mark.parametrize("stored", [0, 100, 150, 2**64 - 1])
 @pytest.mark.parametrize("travels", [False, True])
-def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
-    region_file: RegionFileFactory, stored: int, travels: bool
-) -> None:
+def test_an_unlimited_sm_limit_goes_back_to_the_very_value(region_file, stored, travels):
     file = region_file(uuids=UUIDS[:1])
     file.put("sm_limit", stored)
     before = file.path.read_bytes()
@@ -99,9 +95,7 @@ def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
 
 
 @pytest.mark.parametrize("travel", [pickle.dumps, None], ids=["pickle", "json"])
-def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(
-    file: RegionFile, travel: Callable[[object], bytes] | None
-) -> None:
+def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(file, travel):
     with open_region(file.path, writable=True) as region:
         planned = region.set_memory_limit("80%", dry_run=True)
         if travel is None:
@@ -117,7 +111,7 @@ def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(
         assert region.memory_limit(0) == 8 * GIB
 
 
-def test_a_value_travels_as_json_and_nothing_else_is_taken_for_one(file: RegionFile) -> None:
+def test_a_value_travels_as_json_and_nothing_else_is_taken_for_one(file):
     with open_region(file.path, writable=True) as region:
         change = region.set_priority(1)
     fields = json.loads(json.dumps(change.to_dict()))
@@ -132,7 +126,7 @@ def test_a_value_travels_as_json_and_nothing_else_is_taken_for_one(file: RegionF
         ValueChange.from_dict([])  # type: ignore[arg-type]
 
 
-def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) -> None:
+def test_a_file_that_was_removed_or_replaced_is_not_written(file):
     other = file.path.with_name("other.cache")
     create_region(other, memory_limits=["6GiB"], uuids=UUIDS[:1])
     with open_region(file.path, writable=True) as region:
@@ -146,9 +140,7 @@ def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) ->
     assert statuses(undo(changes)) == ["gone"]
 
 
-def test_a_value_goes_back_at_once_not_by_way_of_the_values_in_between(
-    region_file: RegionFileFactory,
-) -> None:
+def test_a_value_goes_back_at_once_not_by_way_of_the_values_in_between(region_file):
     file = region_file(memory_limits=["8GiB"], uuids=UUIDS[:1])
     with open_region(file.path, writable=True) as region:
         changes = [
@@ -165,7 +157,7 @@ def test_a_value_goes_back_at_once_not_by_way_of_the_values_in_between(
         assert statuses(undo([lower], force=True)) == ["undone"]
 
 
-def test_a_suspension_goes_back_unless_someone_else_has_ended_it(file: RegionFile) -> None:
+def test_a_suspension_goes_back_unless_someone_else_has_ended_it(file):
     file.add_process(7)
     with open_region(file.path, writable=True) as region:
         change = SlotChange.from_dict(json.loads(json.dumps(region.suspend(7).to_dict())))
@@ -178,7 +170,7 @@ def test_a_suspension_goes_back_unless_someone_else_has_ended_it(file: RegionFil
         assert statuses(undo([change])) == ["gone"]
 
 
-def test_a_value_that_someone_else_has_set_to_one_in_between_stays(file: RegionFile) -> None:
+def test_a_value_that_someone_else_has_set_to_one_in_between_stays(file):
     with open_region(file.path, writable=True) as region:
         changes = [region.set_memory_limit(size, device=0) for size in ("7GiB", "6GiB", "5GiB")]
         region.set_memory_limit("6GiB", device=0)
@@ -187,9 +179,7 @@ def test_a_value_that_someone_else_has_set_to_one_in_between_stays(file: RegionF
         assert statuses(undo(changes)) == ["not_needed"] * 3
 
 
-def test_a_value_that_someone_else_has_set_between_two_of_ours_comes_back(
-    file: RegionFile,
-) -> None:
+def test_a_value_that_someone_else_has_set_between_two_of_ours_comes_back(file):
     with open_region(file.path, writable=True) as region:
         first = region.set_memory_limit("7GiB", device=0)
         region.set_memory_limit("9GiB", device=0)
@@ -198,9 +188,7 @@ def test_a_value_that_someone_else_has_set_between_two_of_ours_comes_back(
         assert region.memory_limit(0) == 9 * GIB
 
 
-def test_one_that_cannot_be_undone_does_not_stop_the_others(
-    region_file: RegionFileFactory,
-) -> None:
+def test_one_that_cannot_be_undone_does_not_stop_the_others(region_file):
     used, free = (region_file(memory_limits=["2GiB"], uuids=UUIDS[:1]) for _ in range(2))
     changes: Changes = []
     for file in (used, free):
@@ -213,7 +201,7 @@ def test_one_that_cannot_be_undone_does_not_stop_the_others(
     assert statuses(undo(changes, force=True)) == ["undone", "not_needed"]
 
 
-def test_a_device_that_only_its_limit_told_of_gets_it_back(region_file: RegionFileFactory) -> None:
+def test_a_device_that_only_its_limit_told_of_gets_it_back(region_file):
     file = region_file(memory_limits=["2GiB", "1GiB"])
     with open_region(file.path, writable=True) as region:
         changes = region.set_memory_limit(None)
@@ -221,7 +209,7 @@ def test_a_device_that_only_its_limit_told_of_gets_it_back(region_file: RegionFi
         assert (region.memory_limit(0), region.memory_limit(1)) == (2 * GIB, GIB)
 
 
-def test_what_a_damaged_region_held_goes_back_as_it_was(region_file: RegionFileFactory) -> None:
+def test_what_a_damaged_region_held_goes_back_as_it_was(region_file):
     file = region_file(memory_limits=["2GiB"], priority=-7)
     before = file.path.read_bytes()
     with open_region(file.path, writable=True) as region:
@@ -229,7 +217,7 @@ def test_what_a_damaged_region_held_goes_back_as_it_was(region_file: RegionFileF
     assert file.path.read_bytes() == before
 
 
-def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:
+def test_only_changes_of_limits_can_be_undone(file):
     with open_region(file.path, writable=True) as region:
         change = region.set_priority(0)
         for wrong in (None, 7, "changes", LimitEdit(priority=0)):
@@ -260,9 +248,7 @@ def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:
         {"stored_before": -5},
     ],
 )
-def test_a_value_of_a_file_that_no_edit_returns_is_refused_before_anything_is_done(
-    wrong: dict[str, object], file: RegionFile
-) -> None:
+def test_a_value_of_a_file_that_no_edit_returns_is_refused_before_anything_is_done(wrong, file):
     with open_region(file, writable=True) as region:
         good = region.set_memory_limit("1GiB", device=1)
         bad = region.set_memory_limit("2GiB", device=0)
@@ -276,7 +262,7 @@ def test_a_value_of_a_file_that_no_edit_returns_is_refused_before_anything_is_do
     assert file.content() == changed
 
 
-def test_a_field_that_no_edit_changes_is_refused(file: RegionFile) -> None:
+def test_a_field_that_no_edit_changes_is_refused(file):
     with open_region(file, writable=True) as region:
         value = region.set_recent_kernel(2).to_dict()
     slot = SlotChange(5, "status", None, 1, 2, None, str(file.path), (1, 2)).to_dict()
@@ -286,7 +272,7 @@ def test_a_field_that_no_edit_changes_is_refused(file: RegionFile) -> None:
             kind.from_dict(fields | {"field": "pid"})
 
 
-def test_a_dry_run_says_what_would_be_undone_and_changes_nothing(file: RegionFile) -> None:
+def test_a_dry_run_says_what_would_be_undone_and_changes_nothing(file):
     with open_region(file.path, writable=True) as region:
         changes = every_edit(region)
         if file.layout.has_limit_per_device:

@@ -1,24 +1,16 @@
 """An argument that means nothing is an error, never another thing or silence."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from support.forked import in_child
-from support.region_file import RegionFile, RegionFileFactory
+from support.region_file import RegionFile
 
-from libhamiregion import (
-    NoSuchDevice,
-    RegionClosed,
-    RegionSet,
-    open_region,
-)
+from libhamiregion import NoSuchDevice, RegionClosed, RegionSet, open_region
 
 GIB = 2**30
 
 
 @pytest.fixture
-def file(region_file: RegionFileFactory) -> RegionFile:
+def file(region_file) -> RegionFile:
     return region_file(memory_limits=["4GiB", "2GiB"], uuids=["GPU-a", "MIG-b"])
 
 
@@ -32,9 +24,7 @@ def file(region_file: RegionFileFactory) -> RegionFile:
         lambda slot, device: slot.region.set_memory_limit(1, device=device),
     ],
 )
-def test_a_device_that_the_region_has_not_is_refused(
-    write: Callable[[Any, Any], object], device: Any, file: RegionFile
-) -> None:
+def test_a_device_that_the_region_has_not_is_refused(write, device, file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         before = file.content()
         with pytest.raises(NoSuchDevice):
@@ -42,7 +32,7 @@ def test_a_device_that_the_region_has_not_is_refused(
         assert file.content() == before
 
 
-def test_memory_is_charged_by_size_and_uuid_as_limits_are_edited(file: RegionFile) -> None:
+def test_memory_is_charged_by_size_and_uuid_as_limits_are_edited(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge("MIG-b", "1.5GiB")
         slot.charge(1, "1024")
@@ -57,7 +47,7 @@ def test_memory_is_charged_by_size_and_uuid_as_limits_are_edited(file: RegionFil
         assert region.memory_used(1) == 1024
 
 
-def test_what_was_charged_is_given_back_whatever_the_container_reports(file: RegionFile) -> None:
+def test_what_was_charged_is_given_back_whatever_the_container_reports(file):
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(1, 5)
         file.put("device_num", 1)
@@ -67,9 +57,7 @@ def test_what_was_charged_is_given_back_whatever_the_container_reports(file: Reg
 
 
 @pytest.mark.parametrize("device", [None, True, False, 0.0])
-def test_only_a_number_or_a_text_names_a_device(
-    device: Any, region_file: RegionFileFactory
-) -> None:
+def test_only_a_number_or_a_text_names_a_device(device, region_file):
     with open_region(region_file(memory_limits=[1, 2])) as region:
         for find in (region.snapshot().device, region.memory_limit, region.memory_used):
             with pytest.raises(TypeError, match="a device is an integer"):
@@ -77,7 +65,7 @@ def test_only_a_number_or_a_text_names_a_device(
 
 
 @pytest.mark.parametrize("name", ["memory_limit", "sm_limit", "snapshot", "priority", "limits"])
-def test_an_assignment_changes_no_limit_and_hides_no_method(name: str, file: RegionFile) -> None:
+def test_an_assignment_changes_no_limit_and_hides_no_method(name, file):
     with open_region(file, writable=True) as region:
         with pytest.raises(AttributeError):
             setattr(region, name, 5)
@@ -85,7 +73,7 @@ def test_an_assignment_changes_no_limit_and_hides_no_method(name: str, file: Reg
 
 
 @pytest.mark.parametrize("row", [-1, 1, 99])
-def test_a_row_that_is_not_there_is_an_error(row: int, file: RegionFile) -> None:
+def test_a_row_that_is_not_there_is_an_error(row, file):
     with RegionSet([file]) as regions:
         table = regions.read()
     for ask in (table.error, table.snapshot):
@@ -93,14 +81,14 @@ def test_a_row_that_is_not_there_is_an_error(row: int, file: RegionFile) -> None
             ask(row)
 
 
-def test_a_column_of_names_is_no_text(file: RegionFile, region_file: RegionFileFactory) -> None:
+def test_a_column_of_names_is_no_text(file, region_file):
     with RegionSet([file, region_file()]) as regions:
         table = regions.read()
     with pytest.raises(TypeError, match="team is a sequence"):
         table.with_identity(team="xy")
 
 
-def test_a_set_is_not_read_in_a_forked_child(file: RegionFile) -> None:
+def test_a_set_is_not_read_in_a_forked_child(file):
     with RegionSet([file]) as regions:
 
         def child() -> str:

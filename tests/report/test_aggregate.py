@@ -32,14 +32,14 @@ TRAIN = Allocation("research", "bert-0", "train", "0b5c", 0, "GPU-a")
 
 
 @pytest.fixture(scope="module")
-def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def day(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("day") / "node.db"
     record(path, tenants(), interval_s=INTERVAL_S)
     return path
 
 
 @pytest.fixture(scope="module")
-def report(day: Path) -> Report:
+def report(day) -> Report:
     return of_day(day, points=POINTS, by="namespace")
 
 
@@ -107,9 +107,7 @@ def plain() -> dict[Allocation, Plain]:
     return found
 
 
-def test_figures_are_those_of_a_plain_reading(
-    report: Report, plain: dict[Allocation, Plain]
-) -> None:
+def test_figures_are_those_of_a_plain_reading(report, plain):
     assert len(report.allocations) == len(plain) == 29
     in_order = sorted(plain.items(), key=lambda each: attrs.astuple(each[0]))
     for row, (of, own) in zip(report.allocations, in_order, strict=True):
@@ -150,9 +148,7 @@ def sums_of(plain: dict[Allocation, Plain], namespace: str | None = None) -> dic
     return found
 
 
-def test_groups_have_the_peak_of_the_sum_and_not_the_sum_of_peaks(
-    report: Report, plain: dict[Allocation, Plain]
-) -> None:
+def test_groups_have_the_peak_of_the_sum_and_not_the_sum_of_peaks(report, plain):
     total = report.total
     assert total is not None
     names = ["batch", "inference", "notebooks", "research"]
@@ -175,11 +171,8 @@ def test_groups_have_the_peak_of_the_sum_and_not_the_sum_of_peaks(
 
 
 @pytest.mark.slow
-def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(
-    day: Path, report: Report
-) -> None:
+def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(day, report):
     total = report.total
-    assert total is not None
     step_ms = (UNTIL_MS - SINCE_MS) // 7
     parts = [
         of_day(day, since_ms, min(since_ms + step_ms, UNTIL_MS)).total
@@ -196,7 +189,7 @@ def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(
                 )
 
 
-def test_what_was_not_recorded_is_a_gap_and_nothing_else(day: Path, report: Report) -> None:
+def test_what_was_not_recorded_is_a_gap_and_nothing_else(day, report):
     gap = tuple((MIDNIGHT_S + second) * 1000 for second in GAP_S)
     length = GAP_S[1] - GAP_S[0]
     assert (report.gaps, report.gap_count) == ((gap,), 1)
@@ -207,7 +200,6 @@ def test_what_was_not_recorded_is_a_gap_and_nothing_else(day: Path, report: Repo
         gap,
         (UNTIL_MS, UNTIL_MS + 2 * HOUR_MS),
     )
-    assert longer.total is not None
     assert longer.total.last_seen_ms == UNTIL_MS
     assert longer.total.used_gib_hours == pytest.approx(report.total.used_gib_hours)  # type: ignore[union-attr]
     nothing = of_day(day, UNTIL_MS + 1, UNTIL_MS + 2)
@@ -216,10 +208,7 @@ def test_what_was_not_recorded_is_a_gap_and_nothing_else(day: Path, report: Repo
     assert nothing.recorded_ratio == 0
 
 
-def test_timelines_show_peaks_averages_and_gaps(
-    report: Report, plain: dict[Allocation, Plain]
-) -> None:
-    assert report.total is not None
+def test_timelines_show_peaks_averages_and_gaps(report, plain):
     timeline = report.total.timeline
     assert isinstance(timeline, Timeline)
     assert timeline.step_ms == DAY_S * 1000 // POINTS
@@ -245,14 +234,14 @@ def test_timelines_show_peaks_averages_and_gaps(
         )
 
 
-def test_a_selector_chooses(day: Path) -> None:
+def test_a_selector_chooses(day):
     rows = of_day(day, select=Selector(namespace="note*", pod="*-a*")).rows
     assert [row.pod for row in rows] == ["jupyter-ada", "jupyter-alan"]
     assert len(of_day(day, select=Selector(device="GPU-0*")).rows) == 1
     assert of_day(day, select=Selector(device="1")).rows == ()
 
 
-def test_a_report_needs_time(day: Path) -> None:
+def test_a_report_needs_time(day):
     with pytest.raises(ValueError, match="beginning before its end"):
         of_day(day, UNTIL_MS, UNTIL_MS)
 
@@ -272,11 +261,11 @@ def minutes(path: Path, *looks: tuple[int, dict[Allocation, Sample]], **more: ob
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     return tmp_path / "node.db"
 
 
-def test_limits_are_suggested_from_the_99th_percentile(report: Report) -> None:
+def test_limits_are_suggested_from_the_99th_percentile(report):
     suggested = {row.pod: (row.advice, row.suggested_limit_bytes) for row in report.allocations}
     # 11 GiB x 1.1 = 12.1, and up to the next quarter.
     assert suggested["bert-sweep-7d9f4"] == ("lower", int(12.25 * GIB))
@@ -286,7 +275,7 @@ def test_limits_are_suggested_from_the_99th_percentile(report: Report) -> None:
     assert suggested["legacy-etl"][0] == "limit"
 
 
-def test_no_suggestion_is_below_the_peak(path: Path) -> None:
+def test_no_suggestion_is_below_the_peak(path):
     """A short peak that the percentile does not see."""
     two, seven = ({TRAIN: Sample(used * GIB, 8 * GIB)} for used in (2, 7))
     (row,) = minutes(path, (300, two), (1, seven), (299, two)).rows
@@ -296,7 +285,7 @@ def test_no_suggestion_is_below_the_peak(path: Path) -> None:
     assert (row.advice, row.suggested_limit_bytes) == ("raise", int(8.25 * GIB))
 
 
-def test_a_device_whose_uuid_becomes_known_is_one_row_with_all_that_was_used(path: Path) -> None:
+def test_a_device_whose_uuid_becomes_known_is_one_row_with_all_that_was_used(path):
     before = {attrs.evolve(TRAIN, device_uuid=None): Sample(8 * GIB, 16 * GIB)}
     whole = minutes(path, (60, before), (60, {TRAIN: Sample(GIB, 16 * GIB)}), by="device")
     for report, held in ((whole, 2), (of_day(path, until_ms=SINCE_MS + HOUR_MS), 1)):
@@ -308,7 +297,7 @@ def test_a_device_whose_uuid_becomes_known_is_one_row_with_all_that_was_used(pat
         assert device.memory_peak_bytes == 8 * GIB
 
 
-def test_utilisation_belongs_to_what_is_there_wherever_a_report_begins(path: Path) -> None:
+def test_utilisation_belongs_to_what_is_there_wherever_a_report_begins(path):
     """The uuid is known, then not for a few looks, then known again."""
     known = {TRAIN: Sample(GIB, sm_percent=80)}
     unknown = {attrs.evolve(TRAIN, device_uuid=None): Sample(GIB, sm_percent=0)}
@@ -318,18 +307,17 @@ def test_utilisation_belongs_to_what_is_there_wherever_a_report_begins(path: Pat
     assert part.busy_gpu_hours == pytest.approx(40 / 60 * 0.8)
 
 
-def test_memory_counts_against_limits_while_there_is_one(path: Path) -> None:
+def test_memory_counts_against_limits_while_there_is_one(path):
     report = minutes(
         path, (60, {TRAIN: Sample(GIB, 2 * GIB)}), (60, {TRAIN: Sample(60 * GIB)}), by="namespace"
     )
     for row in (*report.rows, *report.allocations, report.total):
-        assert row is not None
         assert row.limited_used_gib_hours == pytest.approx(1)
         assert row.used_gib_hours == pytest.approx(61)
         assert row.limit_gib_hours == pytest.approx(2)
 
 
-def test_a_group_is_unused_since_all_that_is_there_is(tmp_path: Path) -> None:
+def test_a_group_is_unused_since_all_that_is_there_is(tmp_path):
     idle, ended, busy = (attrs.evolve(TRAIN, pod_uid=uid, pod=uid) for uid in "123")
     nothing, some = Sample(0, GIB), Sample(GIB, GIB)
     report = minutes(
@@ -354,7 +342,7 @@ def test_a_group_is_unused_since_all_that_is_there_is(tmp_path: Path) -> None:
     assert handed.rows[0].unused_longest_hours == pytest.approx(2)
 
 
-def test_a_container_counts_as_one_gpu_at_most_also_in_its_groups(path: Path) -> None:
+def test_a_container_counts_as_one_gpu_at_most_also_in_its_groups(path):
     """Utilisation is a sum over processes, and can pass 100."""
     other = attrs.evolve(TRAIN, pod_uid="2")
     report = minutes(
@@ -366,27 +354,25 @@ def test_a_container_counts_as_one_gpu_at_most_also_in_its_groups(path: Path) ->
     )
     assert [row.busy_gpu_hours for row in report.allocations] == pytest.approx([1, 0.2])
     for row in (*report.rows, *report.devices, report.total):
-        assert row is not None
         assert row.busy_gpu_hours == pytest.approx(1.2)
         assert row.allocated_gpu_hours == pytest.approx(1)
-        assert row.timeline is not None
         assert max(value or 0 for value in row.timeline.busy_gpus) == pytest.approx(1.2)
 
 
-def test_what_is_not_known_is_not_zero(path: Path) -> None:
+def test_what_is_not_known_is_not_zero(path):
     (row,) = minutes(path, (60, {TRAIN: Sample(MIB)})).rows
     assert row.busy_gpu_hours is row.leftover_hours is row.allocated_gpu_hours is None
     assert row.driver_busy_gpu_hours is row.driver_memory_peak_bytes is None
     assert row.loaded_idle_hours == 0
 
 
-def test_memory_without_a_process_is_left_over_where_processes_are_known(path: Path) -> None:
+def test_memory_without_a_process_is_left_over_where_processes_are_known(path):
     samples = [{TRAIN: Sample(GIB, processes=number)} for number in (None, 1, 0)]
     (row,) = minutes(path, (30, samples[0]), (30, samples[1]), (60, samples[2])).rows
     assert row.leftover_hours == pytest.approx(1)
 
 
-def test_no_percentile_is_above_the_peak(path: Path) -> None:
+def test_no_percentile_is_above_the_peak(path):
     """Percentiles are of values that are rounded up."""
     report = minutes(path, (60, {TRAIN: Sample(GIB + 1)}))
     assert report.total is not None
@@ -394,7 +380,7 @@ def test_no_percentile_is_above_the_peak(path: Path) -> None:
         assert (row.memory_p95_bytes, row.memory_p99_bytes) == (GIB + 1, GIB + 1)
 
 
-def test_the_drivers_figures_are_kept_apart(path: Path) -> None:
+def test_the_drivers_figures_are_kept_apart(path):
     first = Sample(GIB, None, 100, 0, 1, 2 * GIB, 60)
     (row,) = minutes(
         path, (30, {TRAIN: first}), (30, {TRAIN: attrs.evolve(first, driver_sm_percent=250)})
@@ -421,25 +407,21 @@ def of_nodes(directory: Path, **more: object) -> Report:
         return make_report([a, b], SINCE_MS, SINCE_MS + 4 * HOUR_MS, **more)  # type: ignore[arg-type]
 
 
-def test_several_recordings_are_one_report_and_their_sums_are_those_of_each_moment(
-    tmp_path: Path,
-) -> None:
+def test_several_recordings_are_one_report_and_their_sums_are_those_of_each_moment(tmp_path):
     report = of_nodes(tmp_path, by="node", points=4)
     assert [(row.node, row.memory_peak_bytes // GIB) for row in report.rows] == [
         ("node-a", 2), ("node-b", 5)
     ]  # fmt: skip
-    assert report.total is not None
     assert report.total.memory_peak_bytes == 7 * GIB
     assert report.total.peak_at_ms == SINCE_MS + HOUR_MS
     assert report.total.observed_s == 3 * 3600
     assert report.total.device_hours == pytest.approx(4)
-    assert report.total.timeline is not None
     assert report.total.timeline.memory_peak_bytes == (2 * GIB, 7 * GIB, 5 * GIB, None)
     assert report.total.timeline.allocated_gpus == (0.5, 1, 0.5, None)
     assert (report.node, report.total.node) == (None, None)
 
 
-def test_a_gap_of_several_recordings_is_the_time_that_none_has(tmp_path: Path) -> None:
+def test_a_gap_of_several_recordings_is_the_time_that_none_has(tmp_path):
     report = of_nodes(tmp_path)
     assert report.gaps == ((SINCE_MS + 3 * HOUR_MS, SINCE_MS + 4 * HOUR_MS),)
     assert report.recorded_ratio == pytest.approx(0.5)
@@ -459,7 +441,7 @@ def of_one_node(directory: Path, new_begins: int) -> Report:
         return make_report([new, old], SINCE_MS, SINCE_MS + 3 * HOUR_MS)
 
 
-def test_recordings_of_one_node_one_after_the_other_are_one_node(tmp_path: Path) -> None:
+def test_recordings_of_one_node_one_after_the_other_are_one_node(tmp_path):
     """As when a file has been archived, and a new one begun."""
     report = of_one_node(tmp_path, new_begins=60)
     assert (report.node, report.gpus, report.recorded_ratio) == ("node-a", 4, 1)
@@ -467,14 +449,14 @@ def test_recordings_of_one_node_one_after_the_other_are_one_node(tmp_path: Path)
     assert [row.observed_s for row in report.rows] == [3 * 3600]
 
 
-def test_recordings_of_one_node_that_overlap_are_reported(tmp_path: Path) -> None:
+def test_recordings_of_one_node_that_overlap_are_reported(tmp_path):
     report = of_one_node(tmp_path, new_begins=30)
     assert report.recorded_ratio == pytest.approx(2.5 / 3)
     (warning,) = report.warnings
     assert "overlap" in warning
 
 
-def test_the_capacity_is_the_nodes_gpus_or_those_that_were_held(tmp_path: Path, day: Path) -> None:
+def test_the_capacity_is_the_nodes_gpus_or_those_that_were_held(tmp_path, day):
     # Eight of node-a by its driver; of node-b the driver is not known.
     assert of_nodes(tmp_path).gpus == 8
     assert of_day(day).gpus == 8
@@ -516,7 +498,7 @@ def billed(path: Path, cards: dict[str, Gpu] | None = None, **more: object) -> R
     return of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS, **more)
 
 
-def test_the_bill_of_five_namespaces_is_what_a_sheet_of_paper_says(path: Path) -> None:
+def test_the_bill_of_five_namespaces_is_what_a_sheet_of_paper_says(path):
     report = billed(path, prices={"A100": 2.0, "l4": 0.5, "MIG 1g": 0.25})
     lines = {
         # GiB·h limits, GiB·h used, GPU·h allocated, GPU·h busy, cost allocated, cost used
@@ -531,7 +513,6 @@ def test_the_bill_of_five_namespaces_is_what_a_sheet_of_paper_says(path: Path) -
     assert [row.namespace for row in report.bill] == [*lines]
 
     def figures(row: Usage | None) -> tuple[float | None, ...]:
-        assert row is not None
         hours = row.limit_gib_hours, row.used_gib_hours, row.allocated_gpu_hours, row.busy_gpu_hours
         return (*hours, row.cost_allocated, row.cost_used)
 
@@ -545,7 +526,7 @@ def test_the_bill_of_five_namespaces_is_what_a_sheet_of_paper_says(path: Path) -
     assert [(row.pod, row.cost_used) for row in by_pod.bill] == [(f"{n}-0", None) for n in lines]
 
 
-def test_without_an_sm_limit_a_container_has_its_memorys_share_or_a_whole_gpu(path: Path) -> None:
+def test_without_an_sm_limit_a_container_has_its_memorys_share_or_a_whole_gpu(path):
     shares = {
         (row.namespace, row.device_uuid): row.allocated_gpu_hours
         for row in billed(path, unlimited_sm_as="whole").allocations
@@ -555,7 +536,7 @@ def test_without_an_sm_limit_a_container_has_its_memorys_share_or_a_whole_gpu(pa
     assert shares["speech", "GPU-l"] == pytest.approx(0.75)
 
 
-def test_the_share_of_a_card_of_unknown_memory_is_not_known(path: Path) -> None:
+def test_the_share_of_a_card_of_unknown_memory_is_not_known(path):
     report = billed(path, cards={}, prices={"A100": 2.0})
     hours = {
         (row.namespace, row.device_uuid): row.allocated_gpu_hours for row in report.allocations
@@ -563,14 +544,13 @@ def test_the_share_of_a_card_of_unknown_memory_is_not_known(path: Path) -> None:
     assert (hours["speech", "GPU-a"], hours["idle", "GPU-a"]) == (None, None)
     # An SM limit says it, and so does no limit at all.
     assert (hours["vision", "GPU-a"], hours["batch", "GPU-l"]) == (2, 4)
-    assert report.total is not None
     assert report.total.cost_allocated is None
     memory, price = report.warnings
     assert "memory of some GPUs is not known" in memory
     assert "no price fits GPUs whose model is not known" in price
 
 
-def test_a_slice_of_a_card_does_not_cost_what_the_card_does(path: Path) -> None:
+def test_a_slice_of_a_card_does_not_cost_what_the_card_does(path):
     report = billed(path, prices={"A100": 2.0, "*": 1.0})
     costs = {row.namespace: row.cost_allocated for row in report.bill}
     assert costs["lab"] == pytest.approx(2 * 1.0)
@@ -582,17 +562,15 @@ def test_a_slice_of_a_card_does_not_cost_what_the_card_does(path: Path) -> None:
     )
 
 
-def test_a_recording_of_before_has_no_cards_until_it_is_written_to(path: Path) -> None:
+def test_a_recording_of_before_has_no_cards_until_it_is_written_to(path):
     billed(path)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.executescript("DROP TABLE devices; PRAGMA user_version = 2;")
     report = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS)
     assert "recorded by an earlier version" in report.warnings[0]
-    assert report.total is not None
     assert report.total.busy_gpu_hours == pytest.approx(3.6 + 0.8 + 0.8 + 1.2)
     with RecordingWriter(path, interval_s=60) as writer:
         writer.write({}, at_ms=SINCE_MS + 5 * HOUR_MS, devices=CARDS)
     report = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS)
     assert report.warnings == ()
-    assert report.total is not None
     assert report.total.allocated_gpu_hours == pytest.approx(15.25)

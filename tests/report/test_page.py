@@ -35,9 +35,7 @@ def timeline(peak: int | None, *, limit: int = 0, busy: float = 0.0, minutes: in
         (8 * GIB, ["0 B", "2 GiB", "4 GiB", "6 GiB", "8 GiB", "10 GiB"]),
     ],
 )
-def test_the_axis_of_memory_has_five_round_steps_at_most(
-    peak: int | None, labels: list[str]
-) -> None:
+def test_the_axis_of_memory_has_five_round_steps_at_most(peak, labels):
     chart = memory_chart("memory", timeline(peak), (), UTC)
     assert [label for _, label in chart["ticks"]] == labels
     assert [at for at, _ in chart["ticks"]] == pytest.approx(
@@ -45,12 +43,12 @@ def test_the_axis_of_memory_has_five_round_steps_at_most(
     )
 
 
-def test_a_limit_above_what_is_used_has_room_on_the_axis() -> None:
+def test_a_limit_above_what_is_used_has_room_on_the_axis():
     chart = memory_chart("memory", timeline(GIB, limit=4 * GIB), (), UTC)
     assert chart["ticks"][-1] == (100.0, "5 GiB")
 
 
-def test_a_small_chart_has_no_axes() -> None:
+def test_a_small_chart_has_no_axes():
     chart = memory_chart("memory", timeline(GIB), (), None)
     assert chart["times"] == []
     assert chart["paths"]["used"].startswith("M0 1000V38H")
@@ -60,7 +58,7 @@ def test_a_small_chart_has_no_axes() -> None:
     ("busy", "gpus", "labels"),
     [(0.0, 1, "0 0.25 0.5 0.75 1"), (0.6, 3, "0 1 2 3"), (9.5, 8, "0 2 4 6 8 10")],
 )
-def test_the_axis_of_gpus_has_room_for_the_capacity(busy: float, gpus: int, labels: str) -> None:
+def test_the_axis_of_gpus_has_room_for_the_capacity(busy, gpus, labels):
     chart = gpu_chart(timeline(GIB, busy=busy), (), UTC, gpus)
     assert [label for _, label in chart["ticks"]] == labels.split()
     *_, top = map(float, labels.split())
@@ -76,14 +74,14 @@ def test_the_axis_of_gpus_has_room_for_the_capacity(busy: float, gpus: int, labe
         (3 * 24 * 60, ["12:00", "2 Oct", "12:00", "3 Oct", "12:00", "4 Oct", "12:00"]),
     ],
 )
-def test_the_axis_of_time_has_round_local_times(minutes: int, times: list[str]) -> None:
+def test_the_axis_of_time_has_round_local_times(minutes, times):
     chart = memory_chart("memory", timeline(GIB, minutes=minutes), (), UTC)
     assert [label for _, label in chart["times"]] == times
     assert chart["times"][0][0] == 0
     assert chart["times"][-1][0] == 100
 
 
-def test_where_one_unit_ends_the_next_one_begins() -> None:
+def test_where_one_unit_ends_the_next_one_begins():
     lengths = {
         "3.0 d": 72,
         "72 h": 71.9,

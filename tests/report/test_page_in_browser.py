@@ -8,11 +8,7 @@ import pytest
 from support.browser import Browser, Page, chromium, is_blank, needs_chromium
 from support.recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 
-from libhamiregion.report import (
-    Recording,
-    make_report,
-    report_html,
-)
+from libhamiregion.report import Recording, make_report, report_html
 from libhamiregion.report.page import CHART_POINTS
 
 pytestmark = needs_chromium
@@ -35,14 +31,14 @@ def page_of(directory: Path, path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Page]:
+def page(tmp_path_factory, browser) -> Iterator[Page]:
     directory = tmp_path_factory.mktemp("page")
     record(directory / "node.db", tenants(), interval_s=300)
     with browser.open(page_of(directory, directory / "node.db").as_uri()) as opened:
         yield opened
 
 
-def test_nothing_is_wrong_and_nothing_is_loaded(page: Page) -> None:
+def test_nothing_is_wrong_and_nothing_is_loaded(page):
     assert page.messages == []
     assert page.failures == []
     assert len(page.requests) == 1
@@ -52,7 +48,7 @@ def test_nothing_is_wrong_and_nothing_is_loaded(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 820, 360])
-def test_a_page_fits_any_window(page: Page, width: int) -> None:
+def test_a_page_fits_any_window(page, width):
     """In the light and in the dark. Only tables may be wider, and they scroll on their own."""
     colours = set()
     for dark in (False, True):
@@ -68,7 +64,7 @@ def test_a_page_fits_any_window(page: Page, width: int) -> None:
     assert outside == 0
 
 
-def test_charts_are_drawn_where_the_figures_are(page: Page) -> None:
+def test_charts_are_drawn_where_the_figures_are(page):
     """The blue area ends at the share of the axis that the memory has of its top."""
     page.appear()
     ratio = page.evaluate(
@@ -87,14 +83,14 @@ def test_charts_are_drawn_where_the_figures_are(page: Page) -> None:
     assert ratio == pytest.approx(float(peak[1]) / highest, abs=0.01)
 
 
-def test_a_page_prints_on_a_few_sheets(page: Page) -> None:
+def test_a_page_prints_on_a_few_sheets(page):
     printed = page.pdf()
     assert printed.startswith(b"%PDF-")
     sheets = len(re.findall(rb"/Type\s*/Page\b", printed))
     assert 3 <= sheets <= 14
 
 
-def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:
+def test_the_browser_would_tell(browser, tmp_path):
     """A page that does what a report must not is caught at it, or the tests above prove nothing."""
     page = tmp_path / "bad.html"
     page.write_text("<script>console.error('no')</script><img src='http://127.0.0.1:9/x.png'>")

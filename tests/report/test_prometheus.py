@@ -8,7 +8,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -155,7 +154,7 @@ def others(to: Scraped) -> None:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory) -> Iterator[Prometheus]:
     scraped = Scraped()
     whole_day(scraped)
     others(scraped)
@@ -164,7 +163,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def recorded(tmp_path_factory) -> Report:
     path = tmp_path_factory.mktemp("recorded") / "node.db"
     with RecordingWriter(path, interval_s=STEP_S) as writer:
         for second, samples in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
@@ -192,9 +191,7 @@ def asked(
 @pytest.mark.slow(keep=1)
 @needs_prometheus
 @pytest.mark.parametrize("job", ["plain", "exported"])
-def test_figures_are_those_of_a_recording_of_the_same_time(
-    prometheus: Prometheus, recorded: Report, job: str
-) -> None:
+def test_figures_are_those_of_a_recording_of_the_same_time(prometheus, recorded, job):
     found = asked(prometheus, f'job="{job}"', until_s=LENGTH_S)
     assert found.warnings == ()
     assert (found.recorded_ratio, found.gaps) == (recorded.recorded_ratio, recorded.gaps)
@@ -214,15 +211,11 @@ def test_figures_are_those_of_a_recording_of_the_same_time(
             "allocated_gpu_hours",
         ):  # fmt: skip
             assert getattr(row, name) == pytest.approx(getattr(same, name)), (row.pod, name)
-        assert row.timeline is not None
-        assert same.timeline is not None
         assert row.timeline.memory_peak_bytes == same.timeline.memory_peak_bytes
 
 
 @needs_prometheus
-def test_long_steps_keep_the_peaks_and_the_averages(
-    prometheus: Prometheus, recorded: Report
-) -> None:
+def test_long_steps_keep_the_peaks_and_the_averages(prometheus, recorded):
     found = asked(prometheus, 'job="plain"', until_s=LENGTH_S, step_s=900)
     for row, same in zip(found.rows, recorded.rows, strict=True):
         assert row.memory_peak_bytes == same.memory_peak_bytes
@@ -232,7 +225,7 @@ def test_long_steps_keep_the_peaks_and_the_averages(
 
 @pytest.mark.slow
 @needs_prometheus
-def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path: Path) -> None:
+def test_the_command_reports_from_a_prometheus(prometheus, tmp_path):
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + LENGTH_S))
     source = ("report", "--from", f"{prometheus.url}/", "--since", "6h", "--until", until)
     plain = (*source, "--match", 'job="plain"')
@@ -254,12 +247,10 @@ def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path:
 
 
 @needs_prometheus
-def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus: Prometheus) -> None:
+def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus):
     nodes = asked(prometheus, 'job="nodes"')
     assert [row.allocated_gpu_hours for row in nodes.rows] == [pytest.approx(0.3), None]
-    assert nodes.total is not None
     assert nodes.total.allocated_gpu_hours == pytest.approx(0.3)
-    assert nodes.total.timeline is not None
     assert set(nodes.total.timeline.allocated_gpus) == {0.3}
     (warning,) = nodes.warnings
     assert "SM limits are not known" in warning
@@ -272,7 +263,7 @@ def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus: 
 
 
 @needs_prometheus
-def test_containers_without_a_region_are_in_it_by_the_driver(prometheus: Prometheus) -> None:
+def test_containers_without_a_region_are_in_it_by_the_driver(prometheus):
     found = asked(prometheus, 'job="without", ')
     rows = {row.pod: row for row in found.rows}
     assert {pod: row.memory_peak_bytes for pod, row in rows.items()} == {
@@ -291,7 +282,7 @@ def test_containers_without_a_region_are_in_it_by_the_driver(prometheus: Prometh
 
 
 @needs_prometheus
-def test_usage_without_names_is_not_booked_on_the_exporter(prometheus: Prometheus) -> None:
+def test_usage_without_names_is_not_booked_on_the_exporter(prometheus):
     (row,) = asked(prometheus, 'job="moved"').rows
     assert (row.namespace, row.pod, row.container) == (None, "0f1e-uid", "c")
 
@@ -299,9 +290,7 @@ def test_usage_without_names_is_not_booked_on_the_exporter(prometheus: Prometheu
 @needs_prometheus
 @pytest.mark.parametrize("step_s", [15, 30, 60, 600])
 @pytest.mark.parametrize("since_s", [0, 7, 22.5])
-def test_what_is_above_100_percent_does_not_count_as_busy(
-    prometheus: Prometheus, step_s: int, since_s: float
-) -> None:
+def test_what_is_above_100_percent_does_not_count_as_busy(prometheus, step_s, since_s):
     """0 and 200 in turn are half a GPU, wherever steps begin; a sample more or less at an end."""
     (row,) = asked(
         prometheus, 'job="swinging"', since_s=since_s, until_s=since_s + 3000, step_s=step_s
@@ -313,9 +302,7 @@ def test_what_is_above_100_percent_does_not_count_as_busy(
 @pytest.mark.parametrize(
     ("until_s", "gib"), [(620, 1), (640, 9), (600.001, 1), (600.002, 1), (61.003, 1)]
 )
-def test_samples_after_the_end_do_not_count(
-    prometheus: Prometheus, until_s: float, gib: int
-) -> None:
+def test_samples_after_the_end_do_not_count(prometheus, until_s, gib):
     (row,) = asked(prometheus, 'job="later"', until_s=until_s).rows
     assert row.memory_peak_bytes == gib * GIB
 
@@ -391,16 +378,14 @@ def matrix(value: str) -> str:
         (200, matrix("[]"), "series"),
     ],
 )
-def test_an_answer_without_samples_is_reported_with_its_reason(
-    status: int, body: str, said: str
-) -> None:
+def test_an_answer_without_samples_is_reported_with_its_reason(status, body, said):
     with server(says(status, body, Location="http://elsewhere/")) as url:
         with pytest.raises(PrometheusError, match=said) as caught:
             ask(url)
         assert str(caught.value).startswith(url)
 
 
-def test_a_server_that_is_not_there_or_hangs_is_named_in_time() -> None:
+def test_a_server_that_is_not_there_or_hangs_is_named_in_time():
     with pytest.raises(PrometheusError, match="Connection refused"):
         ask("http://127.0.0.1:9")
     hold = threading.Event()
@@ -414,7 +399,7 @@ def test_a_server_that_is_not_there_or_hangs_is_named_in_time() -> None:
         hold.set()
 
 
-def test_credentials_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_go_where_they_belong(monkeypatch):
     seen: list[str | None] = []
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
@@ -442,7 +427,7 @@ def test_credentials_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_openssl
-def test_tls_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_checked(tmp_path, monkeypatch):
     authority = Authority.in_directory(tmp_path)
     certificate, key = authority.issue("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -467,11 +452,11 @@ def report_of(*values: str) -> Report:
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1", "Inf", "NaN", "1e20", "nonsense", "0x10"])
-def test_a_figure_that_cannot_be_is_none(value: str) -> None:
+def test_a_figure_that_cannot_be_is_none(value):
     assert report_of(value).rows == ()
 
 
-def test_of_two_that_export_one_device_the_higher_value_counts() -> None:
+def test_of_two_that_export_one_device_the_higher_value_counts():
     for values in (("200", "100"), ("100", "200")):
         (row,) = report_of(*values).rows
         assert row.memory_peak_bytes == 200
@@ -489,14 +474,14 @@ def test_of_two_that_export_one_device_the_higher_value_counts() -> None:
         ("http://", "no http:// or https:// address"),
     ],
 )
-def test_addresses_that_make_no_sense_are_refused(url: str, said: str) -> None:
+def test_addresses_that_make_no_sense_are_refused(url, said):
     with pytest.raises(ValueError, match=said) as caught:
         PrometheusHistory(url)
     assert "s3cret" not in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_steps_matchers_and_prefixes_are_checked() -> None:
+def test_steps_matchers_and_prefixes_are_checked():
     with pytest.raises(ValueError, match="a second or more"):
         PrometheusHistory("http://host", step_s=0.5)
     with pytest.raises(ValueError, match="without braces"):
@@ -505,7 +490,7 @@ def test_steps_matchers_and_prefixes_are_checked() -> None:
         assert PrometheusHistory(url).facts().source == "https://host/prometheus"
 
 
-def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr("libhamiregion.report.prometheus._ANSWER_LIMIT", 500)
     with (
         server(says(200, EMPTY + " " * 500)) as url,
@@ -514,7 +499,7 @@ def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch)
         ask(url)
 
 
-def test_no_query_asks_for_more_points_than_a_prometheus_gives() -> None:
+def test_no_query_asks_for_more_points_than_a_prometheus_gives():
     """Also for two days in steps of 15 s."""
     asked_for: list[float] = []
 

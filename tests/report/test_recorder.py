@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B
 from support.containers import needs_namespaces
 from support.node_scene import GIB, NodeScene
@@ -35,13 +34,13 @@ SPAN = (0, 2**60)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeScene]:
+def node(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     return tmp_path / "node.db"
 
 
@@ -55,7 +54,7 @@ def only(observer: Observer) -> tuple[Allocation, Sample]:
 
 
 @pytest.mark.parametrize("layout", list(Layout), ids=lambda each: each.value)
-def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) -> None:
+def test_a_reading_has_what_the_region_says(scene, layout):
     file = scene.container(
         "train",
         layout=layout,
@@ -80,8 +79,8 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
 
 @needs_namespaces
 def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
-    node: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    node, fake_driver, nvml_sampler
+):
     """A dead one has nothing to be told of; a sum without a live one would be too low."""
     pod = node.container("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
     (pid, first), (_, second) = pod.attach(), pod.attach()
@@ -106,9 +105,7 @@ def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
         assert sample.driver_sm_percent == 44
 
 
-def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(
-    path: Path, scene: NodeScene, fake_driver: FakeDriver
-) -> None:
+def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(path, scene, fake_driver):
     fake_driver.play(CARD, *MIG)
     with (
         Node(scene.root) as opened,
@@ -123,7 +120,7 @@ def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(
     assert len(found) == 4
 
 
-def test_a_container_without_a_region_has_the_drivers_figures_and_the_limits_given() -> None:
+def test_a_container_without_a_region_has_the_drivers_figures_and_the_limits_given():
     whole = seen(entry(1))
     ((of, sample),) = read_samples(whole).items()
     assert (of.pod_uid, of.container, of.device_uuid) == (POD, "main", CARD_UUID)
@@ -139,7 +136,7 @@ def test_a_container_without_a_region_has_the_drivers_figures_and_the_limits_giv
     assert list(read_samples(idle).values()) == [Sample(0, None, 100, 0, None, 0, 0)]
 
 
-def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path) -> None:
+def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path):
     """A container cannot hide what it uses behind an empty region."""
     scenes = [NodeScene(tmp_path / name) for name in "ab"]
     for scene, nbytes in zip(scenes, (5 * GIB, 0), strict=True):
@@ -151,7 +148,7 @@ def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path
             assert only(Observer(opened))[1].memory_used_bytes == 5 * GIB
 
 
-def test_sizes_that_no_gpu_has_are_not_recorded(scene: NodeScene) -> None:
+def test_sizes_that_no_gpu_has_are_not_recorded(scene):
     """A container that writes them must not decide what everybody's sums look like."""
     for name, used, limit in (("liar", 2**50, GIB), ("limit", GIB, 2**50)):
         file = scene.container(name, memory_limits=[limit])
@@ -162,7 +159,7 @@ def test_sizes_that_no_gpu_has_are_not_recorded(scene: NodeScene) -> None:
     assert (sample.memory_used_bytes, sample.memory_limit_bytes) == (GIB, None)
 
 
-def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path) -> None:
+def test_a_recorder_looks_until_it_is_told_to_stop(scene, path):
     """What can pass is told and tried again; a region that cannot be read costs nobody else."""
     scene.container("train", memory_limits=[GIB])
     bad = scene.container("bad", memory_limits=[GIB])

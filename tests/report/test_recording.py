@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from support.actors import MakeActor
-
     from libhamiregion.report.writer import Written
 
 GIB = 1 << 30
@@ -75,7 +73,7 @@ class Clocked:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     return tmp_path / "node.db"
 
 
@@ -87,7 +85,7 @@ def closing() -> Iterator[None]:
 
 
 @pytest.fixture
-def writer(path: Path) -> Clocked:
+def writer(path) -> Clocked:
     return Clocked(path)
 
 
@@ -121,7 +119,7 @@ def query(path: Path, statement: str) -> list[tuple[object, ...]]:
 # ---- what is written -----------------------------------------------------------------------------
 
 
-def test_what_was_written_is_read_back(path: Path, writer: Clocked) -> None:
+def test_what_was_written_is_read_back(path, writer):
     whole = Sample(GIB, 8 * GIB, 50, 37, 2, GIB + 5, 40)
     later = attrs.evolve(whole, sm_percent=38)
     writer.look({TRAIN: whole, SERVE: Sample(0)})
@@ -135,7 +133,7 @@ def test_what_was_written_is_read_back(path: Path, writer: Clocked) -> None:
         assert recording.facts().resolution_s == 15
 
 
-def test_a_random_history_is_read_back_from_any_moment_on(path: Path, writer: Clocked) -> None:
+def test_a_random_history_is_read_back_from_any_moment_on(path, writer):
     dice = random.Random(4)
     allocations = [attrs.evolve(TRAIN, pod_uid=str(number)) for number in range(6)]
     expected: list[dict[Allocation, Sample]] = []
@@ -158,7 +156,7 @@ def test_a_random_history_is_read_back_from_any_moment_on(path: Path, writer: Cl
             assert now == expected[(look.start_ms - T0) // STEP_MS]
 
 
-def test_what_stays_the_same_is_written_once_an_hour(path: Path, writer: Clocked) -> None:
+def test_what_stays_the_same_is_written_once_an_hour(path, writer):
     assert writer.look().rows == 1
     assert writer.look().rows == 0
     before = writer.look({TRAIN: 2 * GIB})
@@ -170,16 +168,14 @@ def test_what_stays_the_same_is_written_once_an_hour(path: Path, writer: Clocked
     assert [look.whole for look in looks(path)].count(True) == 2
 
 
-def test_names_that_become_known_stay_known(path: Path, writer: Clocked) -> None:
+def test_names_that_become_known_stay_known(path, writer):
     nameless = attrs.evolve(TRAIN, namespace=None, pod=None)
     for each in (nameless, TRAIN, nameless):
         writer.look({each: 1})
     assert query(path, "SELECT namespace, pod FROM allocations") == [("research", "bert-0")]
 
 
-def test_a_device_that_is_not_reported_is_the_one_before_or_the_first(
-    path: Path, writer: Clocked
-) -> None:
+def test_a_device_that_is_not_reported_is_the_one_before_or_the_first(path, writer):
     for uuid in (None, "GPU-a", None, "GPU-b"):
         writer.look({attrs.evolve(TRAIN, device_uuid=uuid): 1})
     assert [
@@ -188,14 +184,14 @@ def test_a_device_that_is_not_reported_is_the_one_before_or_the_first(
     ] == [{"GPU-a"}, set(), set(), {"GPU-b"}]
 
 
-def test_the_file_can_be_read_with_sqlite_alone(path: Path, writer: Clocked) -> None:
+def test_the_file_can_be_read_with_sqlite_alone(path, writer):
     writer.look({TRAIN: Sample(GIB, sm_percent=7)})
     assert query(path, "SELECT at_utc, pod, device_uuid, used_bytes, sm_percent FROM readable") == [
         ("2026-10-01 00:00:00", "bert-0", "GPU-a", GIB, 7)
     ]
 
 
-def test_the_view_has_a_word_for_what_is_not_limited(path: Path, writer: Clocked) -> None:
+def test_the_view_has_a_word_for_what_is_not_limited(path, writer):
     writer.look({TRAIN: Sample(GIB, sm_limit_percent=100, sm_percent=7)})
     writer.look({TRAIN: Sample(GIB, sm_limit_percent=100, sm_percent=9)})
     writer.look({TRAIN: Sample(GIB, memory_limit_bytes=2 * GIB, sm_limit_percent=50)})
@@ -209,7 +205,7 @@ def test_the_view_has_a_word_for_what_is_not_limited(path: Path, writer: Clocked
 # ---- gaps and clocks -----------------------------------------------------------------------------
 
 
-def test_a_look_holds_until_the_next_or_for_one_interval(path: Path, writer: Clocked) -> None:
+def test_a_look_holds_until_the_next_or_for_one_interval(path, writer):
     writer.look()
     writer.look(after_ms=29_000)
     # A pause, or a clock that is set forward.
@@ -218,7 +214,7 @@ def test_a_look_holds_until_the_next_or_for_one_interval(path: Path, writer: Clo
     assert seconds(looks(path)) == [(0, 15), (15, 44), (44, 59), (644, 659)]
 
 
-def test_a_recorder_that_starts_again_at_once_leaves_no_gap(path: Path) -> None:
+def test_a_recorder_that_starts_again_at_once_leaves_no_gap(path):
     for number in range(2):
         writer = Clocked(path)
         writer.at_ms += number * 20_000
@@ -227,9 +223,7 @@ def test_a_recorder_that_starts_again_at_once_leaves_no_gap(path: Path) -> None:
     assert seconds(looks(path)) == [(0, 20), (20, 35)]
 
 
-def test_where_the_clock_was_set_back_what_was_recorded_first_counts(
-    path: Path, writer: Clocked
-) -> None:
+def test_where_the_clock_was_set_back_what_was_recorded_first_counts(path, writer):
     writer.look({TRAIN: 1}, times=20)
     writer.at_ms -= 40_000
     writer.look({TRAIN: 2}, times=4)
@@ -239,7 +233,7 @@ def test_where_the_clock_was_set_back_what_was_recorded_first_counts(
     assert found[20].whole
 
 
-def test_a_look_of_1970_hides_nothing(path: Path, writer: Clocked) -> None:
+def test_a_look_of_1970_hides_nothing(path, writer):
     writer.look({TRAIN: 1}, times=10)
     writer.at_ms -= T0
     writer.look({TRAIN: 2})
@@ -250,7 +244,7 @@ def test_a_look_of_1970_hides_nothing(path: Path, writer: Clocked) -> None:
     assert seconds(found)[1:] == [(15.0 * at, 15.0 * (at + 1)) for at in range(21) if at != 10]
 
 
-def test_part_of_a_recording_begins_with_what_held_then(path: Path, writer: Clocked) -> None:
+def test_part_of_a_recording_begins_with_what_held_then(path, writer):
     writer.look({TRAIN: GIB, SERVE: GIB})
     writer.look({TRAIN: 2 * GIB}, times=11)
     found = looks(path, (T0 + 50_000, T0 + 70_000))
@@ -268,7 +262,7 @@ def recorded_ms(path: Path) -> int:
     return sum(look.end_ms - look.start_ms for look in looks(path))
 
 
-def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path: Path) -> None:
+def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path):
     writer = Clocked(path, retention_s=3 * 3600)
     writer.look({TRAIN: GIB, SERVE: GIB})
     writer.hours(6)
@@ -283,7 +277,7 @@ def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path: Pa
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS, -T0])
-def test_retention_goes_on_whatever_the_clock_has_said(path: Path, jump_ms: int) -> None:
+def test_retention_goes_on_whatever_the_clock_has_said(path, jump_ms):
     """One look, and hours, of a wrong clock neither switch retention off nor empty the file."""
     writer = Clocked(path, retention_s=3 * 3600)
     writer.hours(2)
@@ -303,7 +297,7 @@ def test_retention_goes_on_whatever_the_clock_has_said(path: Path, jump_ms: int)
     assert found[-1].end_ms == writer.at_ms
 
 
-def test_a_wrong_clock_at_a_start_empties_nothing(path: Path) -> None:
+def test_a_wrong_clock_at_a_start_empties_nothing(path):
     """A machine whose clock is a year ahead until it asks for the time."""
     writer = Clocked(path, retention_s=24 * 3600)
     writer.hours(5)
@@ -314,7 +308,7 @@ def test_a_wrong_clock_at_a_start_empties_nothing(path: Path) -> None:
     assert recorded_ms(path) == 8 * HOUR_MS
 
 
-def test_what_is_trimmed_is_never_charged_to_another(path: Path) -> None:
+def test_what_is_trimmed_is_never_charged_to_another(path):
     """Allocations that come and go while retention removes: each keeps what it used."""
     writer = Clocked(path, retention_s=2 * 3600)
     dice = random.Random(9)
@@ -332,7 +326,7 @@ def test_what_is_trimmed_is_never_charged_to_another(path: Path) -> None:
     assert 10 < kept < 60
 
 
-def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path: Path) -> None:
+def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path):
     writer = Clocked(path, retention_s=3 * 3600)
     idle, late = (attrs.evolve(SERVE, pod_uid=uid) for uid in ("9f00", "2d7e"))
     for number in range(6 * 240):
@@ -351,7 +345,7 @@ def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path: Pat
     assert seen == {"9f00": {1}, "0b5c": {5}, "2d7e": {7}}
 
 
-def test_the_file_stays_within_its_size(path: Path) -> None:
+def test_the_file_stays_within_its_size(path):
     writer = Clocked(path, retention_s=None, max_size_bytes=16 << 20)
     # An eighth, and as much less to write.
     writer.writer._max_size_bytes = limit = 2 << 20
@@ -376,9 +370,7 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
     assert len(found) > 240
 
 
-def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names(
-    path: Path, writer: Clocked
-) -> None:
+def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names(path, writer):
     """Another uuid at every look, names that are cut to the same text, texts that steer."""
     for number in range(300):
         writer.look({attrs.evolve(TRAIN, device_uuid=f"GPU-{number}"): 1})
@@ -405,9 +397,7 @@ def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names
         ({"max_size_bytes": 1 << 20}, "16 MiB"),
     ],
 )
-def test_bounds_that_cannot_be_kept_are_refused(
-    path: Path, option: dict[str, float], said: str
-) -> None:
+def test_bounds_that_cannot_be_kept_are_refused(path, option, said):
     with pytest.raises(ValueError, match=said):
         RecordingWriter(path, **option)  # type: ignore[arg-type]
     assert not path.exists()
@@ -444,9 +434,7 @@ def later_version(path: Path) -> None:
         (os.mkfifo, "no regular file"),
     ],
 )
-def test_a_file_of_others_is_left_as_it_is_with_nothing_beside_it(
-    path: Path, make: object, said: str
-) -> None:
+def test_a_file_of_others_is_left_as_it_is_with_nothing_beside_it(path, make, said):
     make(path)  # type: ignore[operator]
     before = path.read_bytes() if path.is_file() else b""
     with pytest.raises(RecordingError, match=said):
@@ -458,7 +446,7 @@ def test_a_file_of_others_is_left_as_it_is_with_nothing_beside_it(
     assert not path.is_file() or path.read_bytes() == before
 
 
-def test_a_second_writer_of_the_same_file_is_refused(path: Path, writer: Clocked) -> None:
+def test_a_second_writer_of_the_same_file_is_refused(path, writer):
     with pytest.raises(RecordingError, match="in use by another recorder"):
         RecordingWriter(path)
     writer.look()
@@ -467,7 +455,7 @@ def test_a_second_writer_of_the_same_file_is_refused(path: Path, writer: Clocked
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_damage_is_called_damage(path: Path, writer: Clocked) -> None:
+def test_damage_is_called_damage(path, writer):
     writer.look({attrs.evolve(TRAIN, pod_uid=str(number)): number for number in range(500)})
     writer.writer.close()
     with path.open("r+b") as file:
@@ -477,7 +465,7 @@ def test_damage_is_called_damage(path: Path, writer: Clocked) -> None:
         looks(path)
 
 
-def test_damage_of_the_schema_is_called_damage(path: Path, writer: Clocked) -> None:
+def test_damage_of_the_schema_is_called_damage(path, writer):
     """SQLite quotes it in its message, whatever bytes it has."""
     writer.look()
     writer.writer.close()
@@ -507,7 +495,7 @@ def test_damage_of_the_schema_is_called_damage(path: Path, writer: Clocked) -> N
         "UPDATE about SET value = 'soon' WHERE key = 'interval_s'",
     ],
 )
-def test_rows_that_make_no_sense_are_damage(path: Path, writer: Clocked, broken: str) -> None:
+def test_rows_that_make_no_sense_are_damage(path, writer, broken):
     writer.look(times=3)
     writer.writer.close()
     query(path, broken)
@@ -515,7 +503,7 @@ def test_rows_that_make_no_sense_are_damage(path: Path, writer: Clocked, broken:
         make_report([recording], 0, 1 << 50)
 
 
-def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:
+def test_a_file_that_was_begun_and_never_filled_is_filled(path):
     path.touch()
     with pytest.raises(RecordingError, match="is empty"):
         Recording(path)
@@ -525,10 +513,9 @@ def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:
     assert query(path, "PRAGMA auto_vacuum") == [(2,)]
 
 
-def test_a_look_waits_for_no_disk_and_the_log_gives_its_space_back(writer: Clocked) -> None:
+def test_a_look_waits_for_no_disk_and_the_log_gives_its_space_back(writer):
     writer.look()
     connection = writer.writer._connection
-    assert connection is not None
     told = [
         connection.execute(f"PRAGMA {name}").fetchone()
         for name in ("journal_mode", "synchronous", "journal_size_limit")
@@ -537,25 +524,24 @@ def test_a_look_waits_for_no_disk_and_the_log_gives_its_space_back(writer: Clock
     assert told == [("wal",), (1,), (4 << 20,)]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError):
         Recording(tmp_path / "none.db")
     with pytest.raises(RecordingUnavailable, match=r"none/node\.db': No such file or directory"):
         RecordingWriter(tmp_path / "none" / "node.db")
 
 
-def test_a_file_that_was_removed_meanwhile_is_made_anew(path: Path, writer: Clocked) -> None:
+def test_a_file_that_was_removed_meanwhile_is_made_anew(path, writer):
     writer.look(times=3)
     path.unlink()
     assert writer.look(times=2).look == 2
     assert seconds(looks(path)) == [(45, 60), (60, 75)]
 
 
-def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path: Path, writer: Clocked) -> None:
+def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path, writer):
     writer.look()
     other = sqlite3.connect(path, isolation_level=None)
     connection = writer.writer._connection
-    assert connection is not None
     # The writer waits for five seconds; a test has better things to do.
     connection.execute("PRAGMA busy_timeout = 1")
     other.execute("BEGIN IMMEDIATE")
@@ -568,9 +554,7 @@ def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path: Path, writer
     assert seconds(looks(path)) == [(0, 15), (75, 90)]
 
 
-def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continued(
-    actor: MakeActor, tmp_path: Path
-) -> None:
+def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continued(actor, tmp_path):
     dice = random.Random(3)
     source = (
         "from libhamiregion.report import RecordingWriter\nRecordingWriter(path, interval_s=15)"

@@ -57,14 +57,14 @@ def of(path: Path, **more: object) -> Report:
 
 
 @pytest.fixture(scope="module")
-def day(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def day(tmp_path_factory) -> Report:
     path = tmp_path_factory.mktemp("day") / "node.db"
     record(path, tenants(), interval_s=300)
     return of(path)
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def hostile(tmp_path_factory) -> Report:
     path = tmp_path_factory.mktemp("hostile") / "node.db"
     samples = {
         Allocation(name, name, name, name, 0, name): Sample(GIB, 2 * GIB, 50, 10, 1)
@@ -80,12 +80,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Report:
 # ---- CSV and JSON --------------------------------------------------------------------------------
 
 
-def test_csv_has_one_line_per_row_and_the_fields_by_name(day: Report) -> None:
+def test_csv_has_one_line_per_row_and_the_fields_by_name(day):
     text = report_csv(attrs.evolve(day, rows=day.allocations))
     assert text.count("\r\n") == text.count("\n") == 1 + len(day.allocations) + 1
     *lines, total = csv.DictReader(io.StringIO(text, newline=""))
     assert {line["level"] for line in lines} == {day.by}
-    assert day.total is not None
     assert (total["level"], total["pod"]) == ("total", "")
     assert float(total["allocated_gpu_hours"]) == round(day.total.allocated_gpu_hours or 0, 6)
     for line, row in zip(lines, day.allocations, strict=True):
@@ -98,7 +97,7 @@ def test_csv_has_one_line_per_row_and_the_fields_by_name(day: Report) -> None:
             assert line["memory_limit_bytes"] == ""
 
 
-def test_no_text_in_csv_is_a_formula_or_steers_a_terminal(hostile: Report) -> None:
+def test_no_text_in_csv_is_a_formula_or_steers_a_terminal(hostile):
     text = report_csv(attrs.evolve(hostile, rows=hostile.allocations))
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     assert len(lines) == len(HOSTILE) + 1
@@ -113,7 +112,7 @@ def test_no_text_in_csv_is_a_formula_or_steers_a_terminal(hostile: Report) -> No
     ["GPU-a;=cmd|'/c calc'!A0;", "GPU-a,=1+1", 'GPU-a;"=1+1', 'GPU-a; "" +1', "GPU-a;;@SUM(1)",
      " =1+1", '"=1+1', "a;\uff1d1"],
 )  # fmt: skip
-def test_no_way_to_divide_a_line_of_csv_makes_a_formula(day: Report, name: str) -> None:
+def test_no_way_to_divide_a_line_of_csv_makes_a_formula(day, name):
     """Where commas are for decimals, spreadsheets divide at semicolons, and know no quotes then."""
     text = report_csv(attrs.evolve(day, rows=(attrs.evolve(day.allocations[0], device_uuid=name),)))
     cells = re.split(r"[,;\t\r\n]", text)
@@ -122,7 +121,7 @@ def test_no_way_to_divide_a_line_of_csv_makes_a_formula(day: Report, name: str) 
     assert line["device_uuid"].replace("'", "") == name.replace("'", "")
 
 
-def test_json_has_the_fields_of_the_report(day: Report, hostile: Report) -> None:
+def test_json_has_the_fields_of_the_report(day, hostile):
     document = json.loads(json.dumps(report_json(day)))
     assert document["schema"] == JSON_SCHEMA
     assert set(document) == {
@@ -182,9 +181,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("which", ["day", "hostile"])
-def test_a_page_has_no_scripts_and_loads_nothing(
-    which: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_has_no_scripts_and_loads_nothing(which, request):
     page = report_html(request.getfixturevalue(which))
     tags = Tags(page)
     assert tags.tags <= ALLOWED
@@ -196,7 +193,7 @@ def test_a_page_has_no_scripts_and_loads_nothing(
     assert "@import" not in page
 
 
-def test_hostile_texts_are_text_on_the_page_bounded_and_counted(hostile: Report) -> None:
+def test_hostile_texts_are_text_on_the_page_bounded_and_counted(hostile):
     page = report_html(hostile)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "&amp;lt;b&amp;gt;" in page
@@ -206,7 +203,7 @@ def test_hostile_texts_are_text_on_the_page_bounded_and_counted(hostile: Report)
     assert "and 19 more" in page
 
 
-def test_a_page_says_what_it_is_about(day: Report) -> None:
+def test_a_page_says_what_it_is_about(day):
     text = " ".join(Tags(report_html(day, zone=dt.timezone.utc)).text)
     assert "GPU report: gpu-node-07" in text
     assert "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 24 h" in text
@@ -218,9 +215,7 @@ def test_a_page_says_what_it_is_about(day: Report) -> None:
         assert heading in text
 
 
-def test_a_page_can_be_divided_by_anything_and_be_about_nothing(
-    day: Report, tmp_path: Path
-) -> None:
+def test_a_page_can_be_divided_by_anything_and_be_about_nothing(day, tmp_path):
     path = tmp_path / "node.db"
     record(path, tenants()[:6], interval_s=900)
     for by in ("namespace", "pod", "container", "device"):
@@ -233,7 +228,7 @@ def test_a_page_can_be_divided_by_anything_and_be_about_nothing(
 
 
 @pytest.mark.slow
-def test_a_page_about_a_large_node_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
+def test_a_page_about_a_large_node_is_bounded_and_says_what_is_left_out(tmp_path):
     path = tmp_path / "node.db"
     with RecordingWriter(path, interval_s=600) as writer:
         for minute in range(0, 600, 10):
@@ -269,7 +264,7 @@ class Averaged:
         return HistoryFacts("prometheus", "http://p:9090", None, 60.0)
 
 
-def test_a_report_of_averages_has_peaks_and_no_gpu_hours_that_nobody_told() -> None:
+def test_a_report_of_averages_has_peaks_and_no_gpu_hours_that_nobody_told():
     report = make_report([Averaged()], SINCE_MS, SINCE_MS + 7_200_000, points=24)
     (row,) = report.rows
     assert (row.memory_average_bytes, row.memory_peak_bytes) == (GIB, 2 * GIB)
@@ -283,9 +278,7 @@ def test_a_report_of_averages_has_peaks_and_no_gpu_hours_that_nobody_told() -> N
 # ---- times ---------------------------------------------------------------------------------------
 
 
-def test_times_are_local_also_over_a_change_of_the_clocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_local_also_over_a_change_of_the_clocks(tmp_path, monkeypatch):
     """A week in which the clocks are put back."""
     before = os.environ.get("TZ")
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")

@@ -1,25 +1,19 @@
 """CUDA programs under `hamiregion run`: what they see and get, and edits while they run."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
 from support.command_line import call
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
-from support.run_scene import PROGRAM, REGION, Program, variables
+from support.run_scene import PROGRAM, REGION, Program, RunScene, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
-
-if TYPE_CHECKING:
-    from support.run_scene import RunScene
 
 ALLOCATE = "cuMemAlloc_v2"
 INJECTIONS = pytest.mark.parametrize("inject", ["standin", "preload"])
@@ -31,7 +25,7 @@ def region_of(runs: RunScene, program: Program) -> str:
 
 @pytest.mark.slow(keep=1)
 @INJECTIONS
-def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> None:
+def test_a_program_sees_the_budget_as_its_gpu(runs, inject):
     program = runs.start_program("--inject", inject, "--memory", "2GiB", "--gpus", "1").start()
     assert program.do("cuDeviceGetCount", OUT) == 1
     assert program.do("cuDeviceGetUuid_v2", room(16), 0) == gpu_uuid(1)[4:].replace("-", "")
@@ -45,7 +39,7 @@ def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> No
 
 @pytest.mark.slow(keep=1)
 @INJECTIONS
-def test_an_edited_limit_is_obeyed_at_the_next_allocation(runs: RunScene, inject: str) -> None:
+def test_an_edited_limit_is_obeyed_at_the_next_allocation(runs, inject):
     program = runs.start_program("--inject", inject, "--memory", "4GiB").start()
     region = region_of(runs, program)
     program.allocate(GIB)
@@ -62,7 +56,7 @@ def test_an_edited_limit_is_obeyed_at_the_next_allocation(runs: RunScene, inject
     assert program.info()[1] == 16 * GIB
 
 
-def test_a_running_program_can_be_looked_at(runs: RunScene) -> None:
+def test_a_running_program_can_be_looked_at(runs):
     program = runs.start_program("--memory", "1=4GiB").start(1)
     program.allocate(GIB)
     shown = json.loads(call("show", region_of(runs, program), "--json").stdout)
@@ -72,9 +66,7 @@ def test_a_running_program_can_be_looked_at(runs: RunScene) -> None:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("on_error", [None, "refuse", "open"])
-def test_a_program_whose_region_is_gone_does_as_the_run_was_told(
-    runs: RunScene, on_error: str | None
-) -> None:
+def test_a_program_whose_region_is_gone_does_as_the_run_was_told(runs, on_error):
     options = () if on_error is None else ("--on-error", on_error)
     script = f'rm "${REGION}"; exec "$@"'
     process = runs.start(*options, "--memory", "1g", "--", "sh", "-c", script, "sh", *PROGRAM)
@@ -91,9 +83,7 @@ def test_a_program_whose_region_is_gone_does_as_the_run_was_told(
     )
 
 
-def test_runs_are_listed_with_the_containers_of_the_node(
-    runs: RunScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_listed_with_the_containers_of_the_node(runs, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runs.base.parent))
     monkeypatch.delenv("HOOK_PATH", raising=False)
     program = runs.start_program("--memory", "4GiB").start()
@@ -106,14 +96,14 @@ def test_runs_are_listed_with_the_containers_of_the_node(
     assert (process["pid"], process["state"]) == (program.pid, "alive")
 
 
-def test_a_program_can_ask_for_its_own_budget(runs: RunScene) -> None:
+def test_a_program_can_ask_for_its_own_budget(runs):
     asks = "import libhamiregion as h; r = h.own_region(); print(r.path, r.memory_limit(0))"
     answer = runs.run("--keep", "--memory", "3g", "--", sys.executable, "-c", asks)
     (name,) = runs.directories()
     assert answer.stdout == f"{runs.base / name / 'region.cache'} {3 * GIB}\n"
 
 
-def test_a_suspended_program_waits_until_it_is_resumed(runs: RunScene) -> None:
+def test_a_suspended_program_waits_until_it_is_resumed(runs):
     program = runs.start_program().start()
     region = region_of(runs, program)
     assert call("suspend", region, str(program.pid)).returncode == 0
@@ -139,9 +129,7 @@ def test_a_suspended_program_waits_until_it_is_resumed(runs: RunScene) -> None:
     assert answers[-1][0] == SUCCESS
 
 
-def test_an_edited_sm_limit_is_held_by_a_running_program(
-    runs: RunScene, busy_program: Path
-) -> None:
+def test_an_edited_sm_limit_is_held_by_a_running_program(runs, busy_program):
     """And let go again: what NVML says of the process follows the region."""
     work = (str(busy_program), "kernel", "work_10ms", "64", "8", "0")
     process = runs.start("--", *work)
@@ -160,7 +148,7 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
 
 
 @pytest.mark.slow
-def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: RunScene) -> None:
+def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs):
     program = runs.start_program("--memory", "2GiB").start()
     region = region_of(runs, program)
     inherited = Path(f"/proc/{program.pid}/environ").read_text()

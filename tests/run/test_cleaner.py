@@ -4,12 +4,10 @@ import os
 import subprocess
 import time
 
-import pytest
-
 from libhamiregion.run import cleaner
 
 
-def test_where_pidfds_are_missing_the_wait_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_pidfds_are_missing_the_wait_naps(monkeypatch):
     """It ends when the program does, and takes no processor time until then."""
     monkeypatch.delattr(os, "pidfd_open")
     began_s = time.monotonic()
@@ -23,11 +21,11 @@ def test_where_pidfds_are_missing_the_wait_naps(monkeypatch: pytest.MonkeyPatch)
         assert cleaner.start_time(program.pid) is None
 
 
-def test_a_wait_for_a_process_that_is_another_one_by_now_returns() -> None:
+def test_a_wait_for_a_process_that_is_another_one_by_now_returns():
     cleaner.wait_for_end(os.getpid(), 1)
 
 
-def test_a_program_that_has_just_been_started_has_its_environment() -> None:
+def test_a_program_that_has_just_been_started_has_its_environment():
     """On one processor this goes on while the kernel is still starting the program."""
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})

@@ -1,38 +1,29 @@
 """Budgets from Python: `libhamiregion.run`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
-from support.actors import Actor, map_libvgpu
+from support.actors import map_libvgpu
 from support.run_scene import REGION
 
 import libhamiregion as hami
 from libhamiregion.run import LaunchError, environment, run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from support.run_scene import RunScene
-
 
 @pytest.fixture
-def settings(runs: RunScene, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
+def settings(runs, monkeypatch) -> Mapping[str, object]:
     """What a call needs for this machine; NVML, in this process, reads this one's environment."""
     for name in ("FAKE_CUDA_STATE", "FAKE_CUDA_DEVICES", "FAKE_CUDA_MEMORY"):
         monkeypatch.setenv(name, runs.environment()[name])
     return {"driver": runs.driver, "env": runs.environment()}
 
 
-def test_the_environment_is_the_one_that_there_was_with_the_budget(
-    runs: RunScene, settings: dict
-) -> None:
+def test_the_environment_is_the_one_that_there_was_with_the_budget(runs, settings):
     with environment(memory_limit={0: "1GiB", gpu_uuid(1): None}, sm_limit=50, **settings) as env:
         assert env.items() >= settings["env"].items()
         with hami.open_region(env[REGION]) as region:
@@ -43,7 +34,7 @@ def test_the_environment_is_the_one_that_there_was_with_the_budget(
     assert REGION not in os.environ
 
 
-def test_a_soft_limit_is_marked_in_the_region_of_the_run(settings: dict) -> None:
+def test_a_soft_limit_is_marked_in_the_region_of_the_run(settings):
     for burst in (False, True):
         with (
             environment(sm_limit=50, burst=burst, **settings) as env,
@@ -54,7 +45,7 @@ def test_a_soft_limit_is_marked_in_the_region_of_the_run(settings: dict) -> None
         pass
 
 
-def test_a_program_is_run_as_subprocess_runs_it(runs: RunScene, settings: dict) -> None:
+def test_a_program_is_run_as_subprocess_runs_it(runs, settings):
     script = f"echo ${REGION}; exit 3"
     done = run(["sh", "-c", script], capture_output=True, text=True, **settings)
     assert done.returncode == 3
@@ -69,13 +60,13 @@ def test_a_program_is_run_as_subprocess_runs_it(runs: RunScene, settings: dict) 
     assert runs.directories() == []
 
 
-def test_a_region_is_removed_when_the_block_raises(runs: RunScene, settings: dict) -> None:
+def test_a_region_is_removed_when_the_block_raises(runs, settings):
     with pytest.raises(KeyError), environment(**settings):
         raise KeyError
     assert runs.directories() == []
 
 
-def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene, settings: dict) -> None:
+def test_a_region_is_kept_where_it_is_asked_for(runs, settings):
     run(["true"], keep=True, memory_limit="1g", **settings)
     (name,) = runs.directories()
     with hami.open_region(runs.base / name / "region.cache") as region:
@@ -94,17 +85,13 @@ def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene, settings: dict) 
     ],
     ids=str,
 )
-def test_an_argument_that_is_none_is_a_value_error_and_nothing_is_made(
-    runs: RunScene, settings: dict, wrong: dict
-) -> None:
+def test_an_argument_that_is_none_is_a_value_error_and_nothing_is_made(runs, settings, wrong):
     with pytest.raises(ValueError), environment(keep=True, **wrong, **settings):  # noqa: PT011
         pass
     assert runs.directories() == []
 
 
-def test_a_region_that_cannot_be_joined_is_an_error_of_the_region(
-    tmp_path: Path, settings: dict
-) -> None:
+def test_a_region_that_cannot_be_joined_is_an_error_of_the_region(tmp_path, settings):
     with pytest.raises(hami.RegionNotFound), environment(region=tmp_path / "none", **settings):
         pass
     other = tmp_path / "other.cache"
@@ -113,9 +100,7 @@ def test_a_region_that_cannot_be_joined_is_an_error_of_the_region(
         run(["true"], region=other, **settings)
 
 
-def test_a_path_that_the_loader_would_take_apart_is_refused(
-    runs: RunScene, settings: dict, tmp_path: Path
-) -> None:
+def test_a_path_that_the_loader_would_take_apart_is_refused(runs, settings, tmp_path):
     odd = tmp_path / "a:b"
     odd.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -125,7 +110,7 @@ def test_a_path_that_the_loader_would_take_apart_is_refused(
     assert runs.directories() == []
 
 
-def test_the_driver_is_found_where_the_loader_finds_it(runs: RunScene, settings: dict) -> None:
+def test_the_driver_is_found_where_the_loader_finds_it(runs, settings):
     """On LD_LIBRARY_PATH, which it searches first, or in a place that only the loader knows."""
     command = ["sh", "-c", "readlink ${LD_LIBRARY_PATH%%:*}/libcuda-real.so.1"]
     env = {**settings["env"], "LD_LIBRARY_PATH": f"/nowhere:{runs.driver}"}
@@ -145,9 +130,7 @@ def test_the_driver_is_found_where_the_loader_finds_it(runs: RunScene, settings:
     assert done.stdout == f"{runs.driver}/libcuda.so.1\n"
 
 
-def test_a_run_within_a_run_joins_and_stands_before_the_driver_itself(
-    runs: RunScene, tmp_path: Path
-) -> None:
+def test_a_run_within_a_run_joins_and_stands_before_the_driver_itself(runs, tmp_path):
     hami.create_region(tmp_path / "team.cache")
     inner = (*runs.command("--region", str(tmp_path / "team.cache")), "--", "sh", "-c")
     script = "readlink ${LD_LIBRARY_PATH%%:*}/libcuda-real.so.1; echo $LD_LIBRARY_PATH"
@@ -162,9 +145,7 @@ def test_a_run_within_a_run_joins_and_stands_before_the_driver_itself(
 
 
 @pytest.mark.parametrize("limit", [50, None])
-def test_a_region_whose_sm_limit_libvgpu_holds_is_not_joined(
-    settings: dict, tmp_path: Path, actor: Callable[..., Actor], limit: int | None
-) -> None:
+def test_a_region_whose_sm_limit_libvgpu_holds_is_not_joined(settings, tmp_path, actor, limit):
     """Two laws for one limit would hold each other's processes back."""
     path = tmp_path / "region.cache"
     hami.create_region(path, sm_limits=[limit], uuids=[gpu_uuid(0)])

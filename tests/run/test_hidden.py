@@ -50,7 +50,7 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def scene(fake_libraries: Path, public_directory: Path) -> Iterator[RunScene]:
+def scene(fake_libraries, public_directory) -> Iterator[RunScene]:
     """A machine whose driver, and whose directory of runs, an ordinary user may use."""
     driver = public_directory / "driver"
     shutil.copytree(fake_libraries, driver, ignore=shutil.ignore_patterns(".lock"), symlinks=True)
@@ -100,7 +100,6 @@ class FirstProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdout is not None
         self.pid, *self.codes = json.loads(self._process.stdout.readline())
 
     def kill(self) -> None:
@@ -119,8 +118,8 @@ class FirstProcess:
 
 
 def test_of_two_that_are_process_1_the_second_is_refused_while_the_first_lives(
-    scene: RunScene, public_directory: Path
-) -> None:
+    scene, public_directory
+):
     """Neither takes the other's slot: the limit would hold for one of them only."""
     path = public_directory / "team.cache"
     create_region(path, memory_limits=("1GiB",))

@@ -1,14 +1,9 @@
 """A GPU that answers less than the others stops only the program that wants it."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from support.run_scene import RunScene
+from support.run_scene import RunScene
 
 ALLOCATE = """
 import ctypes
@@ -28,7 +23,7 @@ def rules(runs: RunScene, *lines: str) -> dict[str, str]:
     return {"FAKE_NVML_STATE": str(path)}
 
 
-def test_a_gpu_with_unified_memory_has_a_budget_in_bytes(runs: RunScene) -> None:
+def test_a_gpu_with_unified_memory_has_a_budget_in_bytes(runs):
     """NVML does not say how much it has."""
     silent = rules(runs, "error nvmlDeviceGetMemoryInfo 3 *")
     program = (sys.executable, "-I", "-S", "-c", ALLOCATE)
@@ -36,7 +31,7 @@ def test_a_gpu_with_unified_memory_has_a_budget_in_bytes(runs: RunScene) -> None
     assert (done.stdout, done.returncode) == ("[0, 2]\n", 0), done.stderr
 
 
-def test_a_part_of_unified_memory_is_refused(runs: RunScene) -> None:
+def test_a_part_of_unified_memory_is_refused(runs):
     silent = rules(runs, "error nvmlDeviceGetMemoryInfo 3 *")
     done = runs.run("--memory", "80%", "--", "echo", "ran", **silent)
     assert (done.stdout, done.returncode) == ("", 1)
@@ -46,7 +41,7 @@ def test_a_part_of_unified_memory_is_refused(runs: RunScene) -> None:
 @pytest.mark.parametrize(
     "rule", ["nvmlDeviceGetMemoryInfo 15", "nvmlDeviceGetMemoryInfo 999", "nvmlDeviceGetUUID 15"]
 )
-def test_a_lost_gpu_stops_only_programs_that_want_it(runs: RunScene, rule: str) -> None:
+def test_a_lost_gpu_stops_only_programs_that_want_it(runs, rule):
     lost = rules(runs, f"error {rule} 1")
     wanted = ("--memory", "4GiB", "--", "echo", "ran")
     done = runs.run("--gpus", "0", *wanted, CUDA_VISIBLE_DEVICES="0", **lost)

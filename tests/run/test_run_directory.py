@@ -1,7 +1,5 @@
 """What a run leaves behind, and who removes it: proved dead and its own, or left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from support.forked import NOBODY
@@ -20,9 +17,6 @@ from support.wait import eventually
 import libhamiregion as hami
 from libhamiregion.run import LaunchError, cleaner, environment
 from libhamiregion.run.run_directory import make_run_directory, run_bases
-
-if TYPE_CHECKING:
-    from support.run_scene import RunScene
 
 RECORD = "owner.json"
 EARLIER = "00000000-0000-0000-0000-000000000000"
@@ -40,15 +34,14 @@ input()
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> dict[str, str]:
+def mine(tmp_path) -> dict[str, str]:
     """An environment whose runs lie in the test's own directory."""
     (tmp_path / "session").mkdir(mode=0o700)
     return {"XDG_RUNTIME_DIR": str(tmp_path / "session")}
 
 
 def record(path: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(Path(path, RECORD).read_text())
-    return found
+    return json.loads(Path(path, RECORD).read_text())
 
 
 def rewrite(path: str, **changes: object) -> None:
@@ -70,9 +63,7 @@ def ended() -> tuple[int, int]:
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
-def test_when_the_program_ends_its_directory_goes_however_it_ends(
-    runs: RunScene, number: int | None
-) -> None:
+def test_when_the_program_ends_its_directory_goes_however_it_ends(runs, number):
     with runs.start("--memory", "1g", "--", "cat") as process:
         eventually(runs.cleaners)
         assert runs.directories() == [f"run_{process.pid}"]
@@ -83,13 +74,13 @@ def test_when_the_program_ends_its_directory_goes_however_it_ends(
     eventually(lambda: not runs.cleaners())
 
 
-def test_a_program_that_nobody_waits_for_has_ended_too(runs: RunScene) -> None:
+def test_a_program_that_nobody_waits_for_has_ended_too(runs):
     process = runs.start("--", "true")
     eventually(lambda: runs.base.is_dir() and not runs.directories())
     assert process.wait() == 0
 
 
-def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs: RunScene) -> None:
+def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs):
     script = "exec 3<&0; cat <&3 >/dev/null 2>&1 & exit 0"
     process = runs.start("--", "sh", "-c", script)
     assert process.wait() == 0
@@ -101,7 +92,7 @@ def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs: 
     eventually(lambda: not runs.cleaners())
 
 
-def test_a_run_that_joins_by_preload_has_no_directory(runs: RunScene, tmp_path: Path) -> None:
+def test_a_run_that_joins_by_preload_has_no_directory(runs, tmp_path):
     hami.create_region(tmp_path / "team.cache")
     joined = ("--region", str(tmp_path / "team.cache"), "--keep")
     assert runs.run(*joined, "--inject", "preload", "--", "true").returncode == 0
@@ -111,7 +102,7 @@ def test_a_run_that_joins_by_preload_has_no_directory(runs: RunScene, tmp_path: 
     assert (tmp_path / "team.cache").exists()
 
 
-def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs: RunScene) -> None:
+def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs):
     with runs.start("--", "cat") as process:
         eventually(runs.cleaners)
         (pid,) = runs.cleaners()
@@ -128,7 +119,7 @@ def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs: RunScene
 # ---- what the next run removes -------------------------------------------------------------------
 
 
-def test_the_directory_of_a_dead_process_is_removed(mine: dict[str, str]) -> None:
+def test_the_directory_of_a_dead_process_is_removed(mine):
     stale = make_run_directory(mine)
     pid, started = ended()
     rewrite(stale, pid=pid, started=started)
@@ -139,7 +130,7 @@ def test_the_directory_of_a_dead_process_is_removed(mine: dict[str, str]) -> Non
     assert [path.name for path in Path(stale).iterdir()] == [RECORD]
 
 
-def test_a_pid_that_has_another_process_now_is_a_dead_one(mine: dict[str, str]) -> None:
+def test_a_pid_that_has_another_process_now_is_a_dead_one(mine):
     stale = make_run_directory(mine)
     started = record(stale)["started"]
     assert isinstance(started, int)
@@ -162,9 +153,7 @@ def test_a_pid_that_has_another_process_now_is_a_dead_one(mine: dict[str, str]) 
     ],
     ids=str,
 )
-def test_a_directory_that_is_not_proved_dead_is_left(
-    mine: dict[str, str], changes: dict[str, object]
-) -> None:
+def test_a_directory_that_is_not_proved_dead_is_left(mine, changes):
     """The process lives, somebody wants it, its namespace or machine is another, or the record is
     odd."""
     first = make_run_directory(mine)
@@ -177,14 +166,14 @@ def test_a_directory_that_is_not_proved_dead_is_left(
     assert record(first) == before
 
 
-def test_a_directory_from_before_the_last_boot_is_removed(mine: dict[str, str]) -> None:
+def test_a_directory_from_before_the_last_boot_is_removed(mine):
     stale = make_run_directory(mine)
     rewrite(stale, boot_id=EARLIER)
     make_run_directory(mine)
     assert len(list(Path(stale).parent.iterdir())) == 1
 
 
-def test_a_directory_that_a_process_was_started_with_is_left(mine: dict[str, str]) -> None:
+def test_a_directory_that_a_process_was_started_with_is_left(mine):
     stale = make_run_directory(mine)
     pid, started = ended()
     rewrite(stale, pid=pid, started=started)
@@ -203,8 +192,8 @@ def test_a_directory_that_a_process_was_started_with_is_left(mine: dict[str, str
     ids=["program", "agent", "monitor"],
 )
 def test_a_cuda_program_that_maps_the_region_keeps_it_and_a_monitor_does_not(
-    mine: dict[str, str], fake_libraries: Path, how: str, cuda: bool, left: bool
-) -> None:
+    mine, fake_libraries, how, cuda, left
+):
     """Monitors let go of a region when it is removed, so it must not wait for them."""
     stale = make_run_directory(mine)
     pid, started = ended()
@@ -217,14 +206,13 @@ def test_a_cuda_program_that_maps_the_region_keeps_it_and_a_monitor_does_not(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
         assert cleaner.users(stale) == ([process.pid] if left else [])
         assert (make_run_directory(mine) == stale) is not left
         process.communicate(b"\n")
 
 
-def test_an_empty_directory_is_nobodys(mine: dict[str, str]) -> None:
+def test_an_empty_directory_is_nobodys(mine):
     """A run was killed before it wrote who it is, or when nothing else was left."""
     base = Path(make_run_directory(mine)).parent
     (base / "run_4711").mkdir(mode=0o700)
@@ -240,9 +228,7 @@ def test_an_empty_directory_is_nobodys(mine: dict[str, str]) -> None:
     [b"", b"{", b"\xff", b"[" * 100_000, None],
     ids=["empty", "cut", "no-text", "deep", "directory"],
 )
-def test_a_directory_whose_record_cannot_be_read_is_left(
-    mine: dict[str, str], content: bytes | None
-) -> None:
+def test_a_directory_whose_record_cannot_be_read_is_left(mine, content):
     """Also beside one whose owner is dead."""
     stale, odd = make_run_directory(mine), make_run_directory(mine)
     pid, started = ended()
@@ -257,7 +243,7 @@ def test_a_directory_whose_record_cannot_be_read_is_left(
     assert owner.exists()
 
 
-def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Path) -> None:
+def test_what_a_link_leads_to_is_not_touched(mine, tmp_path):
     base = Path(make_run_directory(mine)).parent
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
@@ -272,9 +258,7 @@ def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
-def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(
-    runs: RunScene,
-) -> None:
+def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(runs):
     answer = subprocess.run(
         [*NEW_NAMESPACE, *runs.command("--", "sh", "-c", "echo $$ /proc/[0-9]*")],
         env=runs.environment(),
@@ -291,7 +275,7 @@ def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judge
 # ---- where it lies -------------------------------------------------------------------------------
 
 
-def test_a_run_lies_in_the_users_own_runtime_directory(mine: dict[str, str]) -> None:
+def test_a_run_lies_in_the_users_own_runtime_directory(mine):
     path = Path(make_run_directory(mine))
     assert path == Path(mine["XDG_RUNTIME_DIR"], "hamiregion", f"run_{os.getpid()}")
     for each in (path, path.parent):
@@ -300,9 +284,7 @@ def test_a_run_lies_in_the_users_own_runtime_directory(mine: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("spoil", ["link", "file", "open"])
-def test_a_place_that_somebody_else_could_have_made_is_refused(
-    mine: dict[str, str], tmp_path: Path, spoil: str
-) -> None:
+def test_a_place_that_somebody_else_could_have_made_is_refused(mine, tmp_path, spoil):
     base = Path(mine["XDG_RUNTIME_DIR"], "hamiregion")
     if spoil == "link":
         (tmp_path / "theirs").mkdir(mode=0o700)
@@ -318,9 +300,7 @@ def test_a_place_that_somebody_else_could_have_made_is_refused(
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make something another user's")
-def test_a_directory_of_another_user_is_refused_and_so_is_his_runtime_directory(
-    mine: dict[str, str],
-) -> None:
+def test_a_directory_of_another_user_is_refused_and_so_is_his_runtime_directory(mine):
     session = Path(mine["XDG_RUNTIME_DIR"])
     (session / "hamiregion").mkdir(mode=0o700)
     os.chown(session / "hamiregion", NOBODY, NOBODY)
@@ -331,7 +311,7 @@ def test_a_directory_of_another_user_is_refused_and_so_is_his_runtime_directory(
     assert str(session) not in "".join(run_bases(mine))
 
 
-def test_without_a_runtime_directory_there_is_one_per_user(tmp_path: Path) -> None:
+def test_without_a_runtime_directory_there_is_one_per_user(tmp_path):
     user = os.geteuid()
     expected = [f"/tmp/hamiregion-{user}"]
     if user == 0:
@@ -346,9 +326,7 @@ def test_without_a_runtime_directory_there_is_one_per_user(tmp_path: Path) -> No
     assert run_bases({}) == expected
 
 
-def test_an_environment_in_python_leaves_nothing_and_removes_nothing_in_use(
-    runs: RunScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_in_python_leaves_nothing_and_removes_nothing_in_use(runs, monkeypatch):
     for name, text in runs.environment().items():
         monkeypatch.setenv(name, text)
     with environment(driver=runs.driver, memory_limit="1g") as first:

@@ -7,7 +7,7 @@ from libhamiregion.observation.names import ContainerId
 from libhamiregion.services.backoff import Backoff, owner_of
 
 
-def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
+def test_what_fails_is_left_alone_for_more_and_more_passes():
     backoff = Backoff()
     tried = []
     for number in range(300):
@@ -25,7 +25,7 @@ def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
     assert backoff.should_skip("b")
 
 
-def test_whose_failures_count_together_is_nothing_that_a_container_can_change() -> None:
+def test_whose_failures_count_together_is_nothing_that_a_container_can_change():
     named = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/1.cache")
     renamed = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/2.cache")
     assert owner_of(named) == owner_of(renamed) == "/roots/uid_name"

@@ -2,15 +2,13 @@
 
 from support.agent_tasks import MONITOR, OtherWriter
 from support.containers import containers, needs_namespaces
-from support.node_scene import NodeScene
 
-from libhamiregion.node import Node
 from libhamiregion.services.controllers import find_monitors
 
 
 def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(
-    scene: NodeScene, node: Node
-) -> None:
+    scene, node
+):
     file = scene.container("a")
     with OtherWriter(MONITOR) as monitor:
         node.refresh(processes=True)
@@ -22,7 +20,7 @@ def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_
 
 
 @needs_namespaces
-def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
+def test_processes_of_the_containers_are_no_writers(scene, node):
     files = [scene.container("a"), scene.container("b")]
     with containers() as start:
         for file in files:

@@ -1,7 +1,5 @@
 """A service gives its observation to root only, one reader at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -9,8 +7,8 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from support.forked import unprivileged
@@ -22,24 +20,19 @@ from libhamiregion.observation.json import from_json
 from libhamiregion.services import document_socket
 from libhamiregion.services.document_socket import read_document, serve_documents
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[NodeScene]:
+def scene(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path, uuids=[GPU]) as made:
         yield made
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path) -> str:
     return str(tmp_path / "observe.sock")
 
 
-def test_a_reader_gets_a_whole_document_that_is_at_most_a_second_old(
-    scene: NodeScene, path: str
-) -> None:
+def test_a_reader_gets_a_whole_document_that_is_at_most_a_second_old(scene, path):
     file = scene.container("train", pod="bert-0")
     with scene.open() as node:
         observer = Observer(node)
@@ -59,7 +52,7 @@ def test_a_reader_gets_a_whole_document_that_is_at_most_a_second_old(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 @pytest.mark.parametrize("mode", [0o600, 0o777], ids=["as-made", "opened-by-hand"])
-def test_another_user_gets_nothing(scene: NodeScene, mode: int) -> None:
+def test_another_user_gets_nothing(scene, mode):
     with scene.open() as node, tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
         path = Path(directory, "observe.sock")
@@ -72,8 +65,8 @@ def test_another_user_gets_nothing(scene: NodeScene, mode: int) -> None:
 
 
 def test_a_reader_that_takes_nothing_keeps_the_next_one_waiting_for_a_moment(
-    scene: NodeScene, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scene, path, monkeypatch
+):
     monkeypatch.setattr(document_socket, "_SEND_S", 0.5)
     monkeypatch.setattr(document_socket, "to_json", lambda _: "1" * (8 << 20))
     with scene.open() as node, socket.socket(socket.AF_UNIX) as stopped:
@@ -84,9 +77,7 @@ def test_a_reader_that_takes_nothing_keeps_the_next_one_waiting_for_a_moment(
         assert time.monotonic() - began_s < on_this_machine_s(5.0)
 
 
-def test_a_service_that_cannot_observe_says_so_and_goes_on(
-    scene: NodeScene, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_service_that_cannot_observe_says_so_and_goes_on(scene, path, caplog):
     with scene.open() as node:
         serve_documents(path, Observer(node))
     with pytest.raises(OSError, match="its log says why") as raised:
@@ -97,9 +88,7 @@ def test_a_service_that_cannot_observe_says_so_and_goes_on(
         read_document(path)
 
 
-def test_a_document_that_does_not_end_is_given_up(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_that_does_not_end_is_given_up(path, monkeypatch):
     monkeypatch.setattr(document_socket, "MAX_BYTES", 1 << 20)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -118,9 +107,7 @@ def test_a_document_that_does_not_end_is_given_up(
         pouring.join()
 
 
-def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(
-    scene: NodeScene, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(scene, path, tmp_path, caplog):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     with pytest.raises(ConnectionRefusedError):
@@ -139,7 +126,7 @@ def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(
         assert file.read_text() == "kept"
 
 
-def test_a_socket_may_lie_deeper_than_its_address_is_long(scene: NodeScene, tmp_path: Path) -> None:
+def test_a_socket_may_lie_deeper_than_its_address_is_long(scene, tmp_path):
     directory = tmp_path / ("deep" * 30)
     directory.mkdir()
     path = str(directory / "observe.sock")

@@ -1,18 +1,12 @@
 """Events of services: how often, how long, and about which container."""
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING
 
 from libhamiregion.node import ClaimName, Container, PodName
 from libhamiregion.services.events import Event, EventReporter, container_label
 
-if TYPE_CHECKING:
-    import pytest
 
-
-def test_a_container_cannot_fill_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_cannot_fill_a_log(monkeypatch):
     """Neither by how long nor by how often, whatever it changes meanwhile."""
     said: list[Event] = []
     reporter = EventReporter("repair", said.append)
@@ -37,7 +31,7 @@ def test_a_container_cannot_fill_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said[-1].message.endswith(": anew"), "after an hour it is news again"
 
 
-def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_there() -> None:
+def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_there():
     said: list[Event] = []
     reporter = EventReporter("task", said.append)
     one, other = (Container("uid", name, f"/roots/uid_{name}") for name in ("one", "other"))
@@ -54,7 +48,7 @@ def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_ther
     ]
 
 
-def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
+def test_a_container_is_named_without_anything_that_steers_a_terminal():
     hostile = Container("uid", "na\x1bme\n", "/roots/uid_name")
     assert container_label(hostile) == r"uid/na\x1bme\n"
     outside = Container(None, None, None, "/proc/7/root/tmp/\x07.cache")
@@ -62,7 +56,7 @@ def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
     assert container_label(Container(None, None, None)) == "a region outside the roots"
 
 
-def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid() -> None:
+def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid():
     known, unknown = (str(uuid.uuid4()) for _ in range(2))
     name = PodName("research", "bert-0", "train")
     claim = ClaimName("research", "shared", ("bert-0", "bert-1"))

@@ -99,7 +99,6 @@ class Agent:
 
         def hears() -> bool:
             caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
-            assert caught is not None
             return bool(int(caught[1], 16) & 1 << (signal.SIGTERM - 1))
 
         eventually(hears)

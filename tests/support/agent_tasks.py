@@ -99,7 +99,6 @@ class OtherWriter:
 
     def map(self, region: RegionFile) -> None:
         """Have it map one more region."""
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{region.path}\n".encode())
         self.process.stdin.flush()
         self._wait()
@@ -119,8 +118,6 @@ class OtherWriter:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.stdout.close()
 

@@ -4,18 +4,13 @@ A FIFO is bound over these files in a mount namespace of the program that is tes
 lock that is held for ever does to all readers before Linux 6.17, this does on any kernel.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 FILES = ("maps", "cmdline", "environ")
 _BIND = """

@@ -40,7 +40,6 @@ class BusyProgram:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == "started\n"
         self.pid = self.process.pid
 
@@ -58,8 +57,7 @@ class Observer:
 
     def worked_ns(self, device: int = 0, pid: int = 0) -> int:
         """How long a GPU has worked so far: for one process, or for all."""
-        worked: int = self.program.do("fake_cuda_busy_ns", device, pid, OUT)
-        return worked
+        return self.program.do("fake_cuda_busy_ns", device, pid, OUT)
 
     def busy_percent(self, over_s: float, device: int = 0, pid: int = 0) -> float:
         """How busy a GPU is from now on."""

@@ -12,11 +12,7 @@ from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 
 from libhamiregion import Layout
-from support.command_line import (
-    Terminal,
-    call,
-    on_terminal,
-)
+from support.command_line import Terminal, call, on_terminal
 from support.node_scene import NodeScene, SceneContainer
 
 GIB = 1 << 30
@@ -43,8 +39,7 @@ class Scene:
         assert answer.returncode == 0, answer.stderr
         assert answer.stderr == ""
         assert answer.stdout.count("\n") == 1
-        found: dict[str, Any] = json.loads(answer.stdout)
-        return found
+        return json.loads(answer.stdout)
 
     def terminal(self, verb: str, *more: str, **options: Any) -> Terminal:
         options["env"] = {**self.driver.environment(), **options.get("env", {})}

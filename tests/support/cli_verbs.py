@@ -1,15 +1,10 @@
 """All verbs of the command line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
 from libhamiregion.cli.verbs import hamiregion
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def commands(

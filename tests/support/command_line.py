@@ -1,7 +1,5 @@
 """The command line as people run it: a process with a pipe, or one with a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -18,16 +16,13 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+
+from typing_extensions import Self
 
 from libhamiregion.cli.verbs import hamiregion
 from support.answers import check_answer
 from support.wait import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from typing_extensions import Self
 
 COMMAND = (sys.executable, "-m", "libhamiregion")
 

@@ -74,7 +74,6 @@ class Container:
         self._first = os.pidfd_open(self.host_pid)
 
     def tell(self, *words: object) -> Any:
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
@@ -101,7 +100,6 @@ class Container:
         os.close(self._first)
         self._first = -1
         for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
             stream.close()
 
 

@@ -53,20 +53,16 @@ class CudaProgram:
 
     def calls(self, *calls: tuple[Any, ...]) -> list[Any]:
         """Do several calls; one answer for each."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(calls) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             raise EOFError(f"it has ended: {self.process.communicate()}")
-        answers: list[Any] = json.loads(line)
-        return answers
+        return json.loads(line)
 
     def call(self, *call: Any) -> list[Any]:
         """Do one call: its code, and the numbers that it has written."""
-        answer: list[Any] = self.calls(call)[0]
-        return answer
+        return self.calls(call)[0]
 
     def do(self, *call: Any) -> Any:
         """Do a call that succeeds: the number that it has written, or all if there are more."""
@@ -82,8 +78,7 @@ class CudaProgram:
 
     def allocate(self, size: int) -> int:
         """cuMemAlloc, which succeeds."""
-        address: int = self.do("cuMemAlloc_v2", OUT, size)
-        return address
+        return self.do("cuMemAlloc_v2", OUT, size)
 
     def free(self, address: int) -> None:
         self.do("cuMemFree_v2", address)
@@ -96,8 +91,7 @@ class CudaProgram:
     def nvml_device(self, index: int) -> int:
         """NVML's handle of a device, with NVML initialised."""
         self.do("nvmlInit_v2")
-        handle: int = self.do("nvmlDeviceGetHandleByIndex_v2", index, OUT)
-        return handle
+        return self.do("nvmlDeviceGetHandleByIndex_v2", index, OUT)
 
     def nvml_memory(self, index: int) -> tuple[int, int, int]:
         """nvmlDeviceGetMemoryInfo: total, free, used."""

@@ -1,19 +1,14 @@
 """The form of the doctor's scenes: how a row is written, and what it promises."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 
 from libhamiregion import Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from libhamiregion.doctor import FindingKind, Severity
-    from support.doctor_node import DoctorNode
+from libhamiregion.doctor import FindingKind, Severity
+from support.doctor_node import DoctorNode
 
 
 @attrs.frozen

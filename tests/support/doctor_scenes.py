@@ -4,24 +4,19 @@ Scenes that need more than regions and their processes (a driver, cgroups, sever
 the tests about those.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import attrs
 
 from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, Severity
+from support.doctor_node import DoctorNode
 from support.doctor_scene_table import Expected, scene
 from support.lock_bytes import NOBODY, hold, set_value
 from support.node_scene import GIB, GPU
 from support.region_file import SLOTS
 from support.slot_bytes import WITH_SEQLOCK, move_last_into
-
-if TYPE_CHECKING:
-    from support.doctor_node import DoctorNode
 
 GONE = NOBODY + 1
 # The last one that the kernel gives.

@@ -6,6 +6,5 @@ from libhamiregion import Layout
 
 
 @pytest.fixture(params=list(Layout), name="layout")
-def every_layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
+def every_layout(request) -> Layout:
+    return request.param

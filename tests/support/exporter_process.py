@@ -1,7 +1,5 @@
 """`hamiregion exporter` as a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,17 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 
 from support.command_line import call
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 COMMAND = (sys.executable, "-m", "libhamiregion", "exporter")
 # What the machine that runs the tests may have set.

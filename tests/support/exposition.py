@@ -1,18 +1,13 @@
 """What an exporter says, taken apart by prometheus-client's own parsers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 from prometheus_client import parser
 
 from libhamiregion.exporter import NodeExporter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from libhamiregion.node import Node
+from libhamiregion.node import Node
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 

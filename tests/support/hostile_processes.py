@@ -55,7 +55,6 @@ class _Program:
 
     def tell(self) -> None:
         """Let it go on."""
-        assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 

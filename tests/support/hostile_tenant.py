@@ -6,8 +6,6 @@ It has what a container has, DIRECTORY and its own processes, and touches nothin
 a line on standard output before it is made. To be run in pid and mount namespaces of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -21,11 +19,8 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _FLOCK = struct.Struct("hhqqi4x")
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -1,18 +1,14 @@
 """The files that kubelet and Docker keep on a node, laid out as they lay them out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from libhamiregion.node import NodeNames
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 #: Linux's limit of a file name, which kubelet cuts its links to.
 NAME_LIMIT = 255

@@ -29,8 +29,7 @@ class Libvgpu:
         self.at: int | None = None
 
     def get(self, offset: int, form: str = "<i") -> int:
-        value: int = struct.unpack_from(form, self.map, offset)[0]
-        return value
+        return struct.unpack_from(form, self.map, offset)[0]
 
     def put(self, offset: int, value: int, form: str = "<i") -> None:
         struct.pack_into(form, self.map, offset, value)

@@ -16,8 +16,7 @@ SEMAPHORES = {
 
 
 def value_of(file: RegionFile, semaphore: str = "sem") -> int:
-    value: int = file.get(semaphore) & LOW_HALF
-    return value
+    return file.get(semaphore) & LOW_HALF
 
 
 def set_value(file: RegionFile, value: int, semaphore: str = "sem") -> None:
@@ -27,8 +26,7 @@ def set_value(file: RegionFile, value: int, semaphore: str = "sem") -> None:
 
 def owner_of(file: RegionFile) -> int:
     """owner_pid as libvgpu reads it, which keeps owners in an int."""
-    owner: int = file.get("owner_pid") & LOW_HALF
-    return owner
+    return file.get("owner_pid") & LOW_HALF
 
 
 def semaphore_bytes(file: RegionFile) -> bytes:

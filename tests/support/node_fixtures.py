@@ -24,7 +24,7 @@ from support.run_scene import RunScene
 
 
 @pytest.fixture(scope="session")
-def nvml_library(fake_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nvml_library(fake_libraries, tmp_path_factory) -> Path:
     """The fake libnvidia-ml.so.1, alone in its directory."""
     name = "libnvidia-ml.so.1"
     # No link: this process loads it, and tests look whether it has loaded the other one.
@@ -32,9 +32,7 @@ def nvml_library(fake_libraries: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def fake_driver(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeDriver]:
+def fake_driver(nvml_library, tmp_path, monkeypatch) -> Iterator[FakeDriver]:
     """A driver of the test's own, for this process and its children; plays nothing yet."""
     state = tmp_path / "nvml-scene"
     monkeypatch.setenv(STATE, str(state))
@@ -58,28 +56,28 @@ def give_back(driver: FakeDriver) -> None:
 
 
 @pytest.fixture
-def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
+def nvml_sampler(fake_driver) -> Iterator[NvmlSampler]:
     """A sampler that sees the host's pids; open, with no scene yet."""
     with NvmlSampler(fake_driver.library, host_namespace=True) as opened:
         yield opened
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[NodeScene]:
+def files(tmp_path) -> Iterator[NodeScene]:
     """The directories of a node of the test's own; no container yet."""
     with NodeScene(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def exporter(files: NodeScene) -> Iterator[NodeExporter]:
+def exporter(files) -> Iterator[NodeExporter]:
     """An exporter of these files, without the doctor; each scrape observes anew."""
     with files.open() as node:
         yield exporter_of(node)
 
 
 @pytest.fixture(autouse=True)
-def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_monitor(monkeypatch) -> None:
     """The feedback heeds no fake monitor of another test that runs at the same time."""
     monkeypatch.setattr(processes, "MONITOR_NAMES", frozenset({MONITOR}))
 
@@ -94,7 +92,7 @@ scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture
-def node(scene: NodeScene) -> Iterator[Node]:
+def node(scene) -> Iterator[Node]:
     """A node of the containers in the scene alone."""
     with Node(scene.root) as opened:
         yield opened
@@ -115,7 +113,7 @@ def start() -> Iterator[Starter]:
 
 
 @pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+def doctor_node(tmp_path) -> Iterator[DoctorNode]:
     """A node to be diagnosed; no container yet."""
     with contextlib.closing(DoctorNode(tmp_path)) as made:
         yield made
@@ -128,7 +126,7 @@ def events() -> Events:
 
 
 @pytest.fixture
-def feedback(node: Node, events: Events) -> Iterator[Feedback]:
+def feedback(node, events) -> Iterator[Feedback]:
     """The feedback of that node, not started."""
     task = Feedback(node, emit=events.append)
     yield task
@@ -136,13 +134,13 @@ def feedback(node: Node, events: Events) -> Iterator[Feedback]:
 
 
 @pytest.fixture(scope="session")
-def busy_program(c_programs: Path) -> Path:
+def busy_program(c_programs) -> Path:
     """A C program that keeps a GPU busy."""
     return c_programs / "busy"
 
 
 @pytest.fixture
-def runs(fake_libraries: Path, tmp_path: Path) -> Iterator[RunScene]:
+def runs(fake_libraries, tmp_path) -> Iterator[RunScene]:
     """A machine with two GPUs, on which programs run under budgets."""
     with contextlib.closing(RunScene(fake_libraries, tmp_path)) as made:
         yield made

@@ -64,7 +64,6 @@ def opened(node: Node) -> Container:
     """Its one container, which has a region that can be read."""
     container = only(node)
     assert container.missing is None
-    assert container.region is not None
     container.region.snapshot()
     return container
 

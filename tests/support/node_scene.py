@@ -1,12 +1,12 @@
 """A node of a test's own: directories as HAMi and kubelet make them, regions, and processes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from typing_extensions import Self
 
@@ -17,10 +17,6 @@ from support.golden_regions import GoldenRegion, unpack
 from support.node_root import Root
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 GIB = 1 << 30
 GPU, OTHER_GPU = (

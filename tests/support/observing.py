@@ -1,15 +1,9 @@
 """What one observation of a node shows of its containers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import attrs
 
 from libhamiregion.node import ContainerDetails, Node, Observer
-
-if TYPE_CHECKING:
-    from libhamiregion.observation.model import Observation
+from libhamiregion.observation.model import Observation
 
 
 def details(node: Node) -> tuple[ContainerDetails, ...]:
@@ -19,6 +13,5 @@ def details(node: Node) -> tuple[ContainerDetails, ...]:
 
 def with_older_sample(seen: Observation) -> Observation:
     """An observation with the same sample, taken an hour before: all processes are younger."""
-    assert seen.sample is not None
     sample = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
     return attrs.evolve(seen, sample=sample)

@@ -1,17 +1,11 @@
 """A node for limits by plan: each container has two GPUs with limits."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from pathlib import Path
 
-from typing import TYPE_CHECKING
-
+from libhamiregion.node import Node
 from libhamiregion.plan import LimitPlan, parse_plan
 from support.node_scene import NodeScene
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from libhamiregion.node import Node
 
 HEAD = "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
 GPUS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from libhamiregion.node import Node, RootsUnreadable
-from libhamiregion.plan import (
-    LimitPlan,
-    PlanFile,
-    PlanReconciler,
-)
+from libhamiregion.plan import LimitPlan, PlanFile, PlanReconciler
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
 from support.agent_tasks import Events
 from support.node_scene import SceneContainer
@@ -63,8 +59,7 @@ def set_plan(scene: PlanScene, *rules: str) -> None:
 
 
 def memory(region: SceneContainer) -> list[int]:
-    found: list[int] = region.limits()["memory"][:2]
-    return found
+    return region.limits()["memory"][:2]
 
 
 class Changing:

@@ -1,21 +1,16 @@
 """A program that runs alongside a test: started, awaited by what it prints, and always ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from typing_extensions import Self
 
 from support.wait import PATIENCE_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from typing_extensions import Self
 
 
 class Program:

@@ -1,7 +1,5 @@
 """A real Prometheus of the test's own, on a free port of the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -9,15 +7,13 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.wait import PATIENCE_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus")
 
@@ -25,8 +21,7 @@ needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 class Prometheus:
@@ -48,8 +43,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The vector that an expression gives now."""
-        result: list[dict[str, Any]] = self.get("/api/v1/query", query=expression)["result"]
-        return result
+        return self.get("/api/v1/query", query=expression)["result"]
 
     def is_ready(self) -> bool:
         try:

@@ -3,19 +3,14 @@
 Everything is made from formulas, so that a test can say what a report of it must come to.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 
 from libhamiregion.report import Allocation, Gpu, RecordingWriter, Sample
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -1,28 +1,23 @@
 """Clients of a metrics server: good ones, and every kind of bad one."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.client
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
+from typing_extensions import Self
 
 from support.wait import PATIENCE_S
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Iterator
-
-    from typing_extensions import Self
 
 _LONG_LINE = b"X: %65000d\r\n" % 1
 GOOD_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -30,13 +30,13 @@ ENDS = {0: 3, signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 @pytest.mark.parametrize(("number", "code"), ENDS.items())
-def test_no_program_outlives_the_suite_on_the_host(number: int, code: int) -> None:
+def test_no_program_outlives_the_suite_on_the_host(number, code):
     _end("on the host", number, code)
 
 
 @pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
 @pytest.mark.parametrize(("number", "code"), {**ENDS, signal.SIGKILL: -9}.items())
-def test_no_program_outlives_the_suite_in_its_namespace(number: int, code: int) -> None:
+def test_no_program_outlives_the_suite_in_its_namespace(number, code):
     _end("apart", number, code)
 
 
@@ -46,8 +46,8 @@ def test_no_program_outlives_the_suite_in_its_namespace(number: int, code: int) 
     ("macros", "believed"), [([], "pid:[4026531836]"), (["-DHR_TEST_BUILD"], "of tests")]
 )
 def test_only_a_test_build_takes_the_first_namespace_from_its_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, macros: list[str], believed: str
-) -> None:
+    tmp_path, monkeypatch, macros, believed
+):
     monkeypatch.setenv("HAMIREGION_INITIAL_PID_NAMESPACE", "of tests")
     library = tmp_path / "search.so"
     command = ["cc", "-std=gnu11", "-shared", "-fPIC", *macros, "-o", library, CSRC / "search.c"]
@@ -67,7 +67,6 @@ def _end(place: str, number: int, code: int) -> None:
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as suite:
-        assert suite.stdout is not None
         if number:
             assert suite.stdout.readline() == b"started\n"
             suite.send_signal(number)

@@ -1,19 +1,15 @@
 """Fake nodes are what they say: HAMi's directories, real regions, and processes that can die."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.wait import eventually
 
 from libhamiregion.testing import FakeContainer, FakeNode, FakeProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 2**30
 CONTEXT = 300 * 2**20
@@ -31,7 +27,7 @@ def held(container: FakeContainer, process: FakeProcess) -> int:
     return slots[process.pid].devices[process.device].memory_used_bytes - CONTEXT
 
 
-def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None:
+def test_the_library_finds_its_containers_by_their_names(tmp_path):
     with FakeNode(tmp_path / "node", containers=2, processes=0) as fake:
         fake.add("train", pod="bert-0", namespace="research", region=False)
         with fake.node() as node:
@@ -41,7 +37,6 @@ def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None
             for made in fake.containers:
                 container = found[made.pod_uid]
                 name = container.pod_name
-                assert name is not None
                 assert (name.namespace, name.pod, name.container) == (
                     *(made.namespace, made.pod),
                     made.name,
@@ -55,7 +50,7 @@ def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_figures_change_at_each_step_and_at_no_other_time(tmp_path: Path) -> None:
+def test_figures_change_at_each_step_and_at_no_other_time(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(memory_limits=("8GiB", "4GiB"), processes=3)
         first, other, _ = container.processes
@@ -73,7 +68,7 @@ def test_figures_change_at_each_step_and_at_no_other_time(tmp_path: Path) -> Non
         assert used(container, 1) == CONTEXT + held(container, other)
 
 
-def test_a_limit_holds_for_its_processes(tmp_path: Path) -> None:
+def test_a_limit_holds_for_its_processes(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(memory_limits=("1GiB",))
         (process,) = container.processes
@@ -86,7 +81,7 @@ def test_a_limit_holds_for_its_processes(tmp_path: Path) -> None:
         assert (process.granted, process.refused) == (6, 3)
 
 
-def test_a_limit_may_leave_no_room_for_a_context(tmp_path: Path) -> None:
+def test_a_limit_may_leave_no_room_for_a_context(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(memory_limits=["200MiB"], processes=2)
         for _ in range(2):
@@ -94,7 +89,7 @@ def test_a_limit_may_leave_no_room_for_a_context(tmp_path: Path) -> None:
         assert [(each.granted, each.refused) for each in container.processes] == [(1, 1), (0, 2)]
 
 
-def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(processes=2)
         victim, other = container.processes
@@ -108,7 +103,7 @@ def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -
             assert [each.pid for each in region.reap()] == [victim.pid]
 
 
-def test_the_end_gives_back_slots_and_its_own_directory() -> None:
+def test_the_end_gives_back_slots_and_its_own_directory():
     with FakeNode(containers=1) as node:
         (container,) = node.containers
         (process,) = container.processes
@@ -122,7 +117,7 @@ def test_the_end_gives_back_slots_and_its_own_directory() -> None:
     node.close()
 
 
-def test_a_process_that_ended_by_itself_is_an_error(tmp_path: Path) -> None:
+def test_a_process_that_ended_by_itself_is_an_error(tmp_path):
     with FakeNode(tmp_path, containers=1) as node:
         process = node.containers[0].processes[0]
         process._process.kill()
@@ -130,9 +125,7 @@ def test_a_process_that_ended_by_itself_is_an_error(tmp_path: Path) -> None:
             node.step()
 
 
-def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(
-    tmp_path: Path,
-) -> None:
+def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(uses=[("3GiB", 41), ("100MiB", 0)], idle_s=3600)
         node.step()
@@ -153,7 +146,7 @@ def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(
 
 # Also longer than an attached process waits by default.
 @pytest.mark.parametrize("held_s", [0.5, pytest.param(11, marks=pytest.mark.slow)])
-def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path, held_s: float) -> None:
+def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path, held_s):
     with FakeNode(tmp_path, containers=1) as node:
         (container,) = node.containers
         (process,) = container.processes
@@ -179,7 +172,7 @@ def files_below(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*"))
 
 
-def test_no_two_containers_have_the_same_figures(tmp_path: Path) -> None:
+def test_no_two_containers_have_the_same_figures(tmp_path):
     with FakeNode(tmp_path, containers=3) as node:
         made = [*node.containers, *(node.add() for _ in range(3))]
         node.step()
@@ -190,7 +183,7 @@ def test_no_two_containers_have_the_same_figures(tmp_path: Path) -> None:
         assert len(set(names)) == 6
 
 
-def test_a_process_killed_with_the_lock_leaves_it_to_a_recovery(tmp_path: Path) -> None:
+def test_a_process_killed_with_the_lock_leaves_it_to_a_recovery(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(processes=2)
         victim, other = container.processes
@@ -205,7 +198,7 @@ def test_a_process_killed_with_the_lock_leaves_it_to_a_recovery(tmp_path: Path) 
         assert other.granted == 1
 
 
-def test_a_process_killed_in_an_update_leaves_an_odd_seqlock_to_a_reap(tmp_path: Path) -> None:
+def test_a_process_killed_in_an_update_leaves_an_odd_seqlock_to_a_reap(tmp_path):
     with FakeNode(tmp_path) as node:
         container = node.add(processes=2)
         victim = container.processes[1]
@@ -218,7 +211,7 @@ def test_a_process_killed_in_an_update_leaves_an_odd_seqlock_to_a_reap(tmp_path:
             assert [each.pid for each in region.reap()] == [victim.pid]
 
 
-def test_two_hundred_containers_need_a_process_for_all_and_not_one_each(tmp_path: Path) -> None:
+def test_two_hundred_containers_need_a_process_for_all_and_not_one_each(tmp_path):
     before = os.times()
     with FakeNode(tmp_path / "node", containers=200, processes=2, shared_processes=True) as node:
         after = os.times()
@@ -259,9 +252,7 @@ def test_two_hundred_containers_need_a_process_for_all_and_not_one_each(tmp_path
         {"namespace": "a/b"},
     ],
 )
-def test_an_add_that_raises_leaves_nothing_behind(
-    tmp_path: Path, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_add_that_raises_leaves_nothing_behind(tmp_path, wrong, monkeypatch):
     started: list[FakeProcess] = []
     start = FakeProcess.__init__
 
@@ -281,7 +272,7 @@ def test_an_add_that_raises_leaves_nothing_behind(
                 os.kill(process.pid, 0)
 
 
-def test_a_node_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_made_leaves_nothing_behind(tmp_path):
     (tmp_path / "pod-logs").mkdir()
     with pytest.raises(FileExistsError):
         FakeNode(tmp_path)

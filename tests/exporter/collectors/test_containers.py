@@ -31,12 +31,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(tmp_path_factory) -> Served:
     return Served(tmp_path_factory.mktemp("golden-node"), legacy=True)
 
 
 @pytest.fixture(params=NAMES)
-def region(request: pytest.FixtureRequest, served: Served) -> GoldenRegion:
+def region(request, served) -> GoldenRegion:
     return served.regions[request.param]
 
 
@@ -60,14 +60,12 @@ def same(served: Served, name: str, labels: dict[str, str], value: float) -> Non
     assert served.exposition.series(name, **labels) == {frozenset(labels.items()): value}
 
 
-def test_all_layouts_are_there(served: Served) -> None:
+def test_all_layouts_are_there(served):
     assert {region.layout for region in served.regions.values()} == set(Layout)
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_every_metric_of_a_container_equals_the_golden_reading(
-    served: Served, region: GoldenRegion, device: int
-) -> None:
+def test_every_metric_of_a_container_equals_the_golden_reading(served, region, device):
     expected: dict[str, Any] = region.expected
     labels = where(region, device)
     used = counted(region, device, "total")
@@ -80,9 +78,7 @@ def test_every_metric_of_a_container_equals_the_golden_reading(
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_utilization_is_told_where_the_layout_has_it(
-    served: Served, region: GoldenRegion, device: int
-) -> None:
+def test_utilization_is_told_where_the_layout_has_it(served, region, device):
     """The first layout has no such field, and 0 would say that the device is idle."""
     for name, labels in (
         ("hami_container_device_utilization_ratio", where(region, device)),
@@ -95,7 +91,7 @@ def test_utilization_is_told_where_the_layout_has_it(
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_former_names_say_the_same(served: Served, region: GoldenRegion, device: int) -> None:
+def test_the_former_names_say_the_same(served, region, device):
     labels = where(region, device, FORMER)
     used = counted(region, device, "total")
     same(served, "vGPU_device_memory_usage_in_bytes", labels, used)
@@ -113,9 +109,7 @@ def test_the_former_names_say_the_same(served: Served, region: GoldenRegion, dev
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_last_kernel_is_told_where_there_was_one(
-    served: Served, region: GoldenRegion, device: int
-) -> None:
+def test_the_last_kernel_is_told_where_there_was_one(served, region, device):
     file = RegionFile(region.path, region.layout)
     has_time = region.layout.offsets["last_kernel_time"] is not None
     launched_s = file.get("last_kernel_time") if has_time else 0
@@ -131,7 +125,7 @@ def test_the_last_kernel_is_told_where_there_was_one(
             assert served.before_s - launched_s <= elapsed <= served.after_s - launched_s
 
 
-def test_there_is_one_series_per_device_with_a_uuid_and_no_other(served: Served) -> None:
+def test_there_is_one_series_per_device_with_a_uuid_and_no_other(served):
     devices = sum(len(region.expected["uuids"]) for region in served.regions.values())
     for name in (
         "hami_vgpu_memory_used_bytes",
@@ -146,7 +140,7 @@ def test_there_is_one_series_per_device_with_a_uuid_and_no_other(served: Served)
         assert len(served.exposition.series(name)) == devices, name
 
 
-def test_ours_beside_them_say_what_libvgpu_enforces(served: Served, region: GoldenRegion) -> None:
+def test_ours_beside_them_say_what_libvgpu_enforces(served, region):
     for device, enforced in enumerate(region.expected["device_used"]):
         labels = where(region, device)
         del labels["zone"]
@@ -163,7 +157,7 @@ def test_ours_beside_them_say_what_libvgpu_enforces(served: Served, region: Gold
     assert info["layout"] == region.expected["layout"]
 
 
-def test_the_former_names_are_there_on_request_only(tmp_path: Path) -> None:
+def test_the_former_names_are_there_on_request_only(tmp_path):
     served = Served(tmp_path, legacy=False)
     former = {
         name for name in served.exposition.names if not name.startswith(("hami_", "hamiregion_"))
@@ -171,7 +165,7 @@ def test_the_former_names_are_there_on_request_only(tmp_path: Path) -> None:
     assert former == set()
 
 
-def test_the_build_info_names_this_program_and_has_no_zone(served: Served) -> None:
+def test_the_build_info_names_this_program_and_has_no_zone(served):
     labels = served.exposition.labels("hami_build_info")
     assert labels["version"] == f"libhamiregion {__version__}"
     assert labels.keys() == {
@@ -180,7 +174,7 @@ def test_the_build_info_names_this_program_and_has_no_zone(served: Served) -> No
     assert served.exposition.value("hami_build_info") == 1
 
 
-def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: Path) -> None:
+def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path):
     files = NodeScene(tmp_path)
     golden = files.golden("1.2-many-processes")
     file = RegionFile(golden.path, golden.layout)
@@ -204,7 +198,7 @@ def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: P
 
 
 @pytest.mark.parametrize("ahead_s", [3600, -100])
-def test_a_kernel_of_the_future_was_just_now(tmp_path: Path, ahead_s: int) -> None:
+def test_a_kernel_of_the_future_was_just_now(tmp_path, ahead_s):
     files = NodeScene(tmp_path)
     golden = files.golden("1.2-one-process")
     last_s = int(time.time()) + ahead_s
@@ -219,7 +213,7 @@ def test_a_kernel_of_the_future_was_just_now(tmp_path: Path, ahead_s: int) -> No
     assert all(least <= value <= most for value in values)
 
 
-def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
+def test_a_first_launch_makes_a_series_appear(tmp_path):
     files = NodeScene(tmp_path)
     file = files.container(uuids=["GPU-a"])
     file.put("last_kernel_time", 0)
@@ -230,7 +224,7 @@ def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
         assert parsed(exporter.render()).value("hami_container_last_kernel_elapsed_seconds") == 0
 
 
-def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) -> None:
+def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path):
     files = NodeScene(tmp_path)
     file = files.container(memory_limits=["1GiB", "2GiB"])
     with files.open() as node:
@@ -244,9 +238,7 @@ def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) 
         assert found.value("hami_vgpu_memory_limit_bytes", device_uuid="GPU-late") == 2 << 30
 
 
-def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uuid(
-    tmp_path: Path,
-) -> None:
+def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uuid(tmp_path):
     """As a region stands whose processes have not said yet which devices there are."""
     files = NodeScene(tmp_path)
     path = files.container(memory_limits=["8GiB", "4GiB"], sm_limits=[50]).path
@@ -273,7 +265,7 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
     assert {dict(each)["device_uuid"] for each in counted} == {"", "GPU-1"}
 
 
-def test_refusals_are_shown_of_regions_whose_programs_count_them(tmp_path: Path) -> None:
+def test_refusals_are_shown_of_regions_whose_programs_count_them(tmp_path):
     files = NodeScene(tmp_path)
     for name, refusals in (("1.2-many-processes", b"\7" + b"\0" * 7), ("1.1-many-processes", b"")):
         golden = files.golden(name)

@@ -2,11 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from support.actors import Actor
 from support.exposition import parsed
 from support.lock_bytes import NOBODY
 from support.node_scene import NodeScene
@@ -22,9 +19,7 @@ from libhamiregion.node.node_lock import LockUse, NodeLock
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
 
-def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
-    tmp_path: Path,
-) -> None:
+def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(tmp_path):
     files = NodeScene(tmp_path)
     files.container(uuids=UUIDS, sm_limits=[50, 50])
     with files.open() as node:
@@ -39,7 +34,7 @@ def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
     assert time.time() - 60 < diagnosed_s <= time.time()
 
 
-def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path) -> None:
+def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path):
     files = NodeScene(tmp_path)
     files.container(pod="ill", uuids=UUIDS).add_process(NOBODY, {0: 1 << 20})
     files.container(pod="well", uuids=UUIDS)
@@ -56,9 +51,7 @@ def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path
     assert labels["severity"] == kind.explanation.severity.value
 
 
-def test_what_can_pass_is_believed_when_it_is_seen_twice(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_what_can_pass_is_believed_when_it_is_seen_twice(tmp_path, actor):
     files = NodeScene(tmp_path)
     path = files.container(uuids=UUIDS).path
     kind = FindingKind.HOST_PID_WRONG
@@ -73,9 +66,7 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(
         assert parsed(exporter.render()).value("hamiregion_findings", kind=kind.value) == 1
 
 
-def test_an_observation_that_is_shown_twice_confirms_nothing(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_an_observation_that_is_shown_twice_confirms_nothing(tmp_path, actor):
     """As by a scrape and by the page."""
     files = NodeScene(tmp_path)
     path = files.container(uuids=UUIDS).path
@@ -91,9 +82,7 @@ def test_an_observation_that_is_shown_twice_confirms_nothing(
             exporter.page()
 
 
-def test_an_orphaned_slot_is_told_with_what_it_froze(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_an_orphaned_slot_is_told_with_what_it_froze(tmp_path, actor):
     files = NodeScene(tmp_path)
     path = files.container(uuids=UUIDS).path
     file = RegionFile(path, Layout.V1_2)
@@ -114,9 +103,7 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
     assert found.value(name, vdevice_index="1") == 7
 
 
-def test_limits_that_an_agent_has_switched_off_are_a_finding_once_it_has_gone(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
+def test_limits_that_an_agent_has_switched_off_are_a_finding_once_it_has_gone(tmp_path, actor):
     files = NodeScene(tmp_path)
     paths = [
         files.container(pod=pod, uuids=UUIDS, sm_limits=[50, 50]).path for pod in ("a", "b", "c")

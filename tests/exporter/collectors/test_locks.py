@@ -1,22 +1,19 @@
 """Locks that are held for long, and those that are only busy."""
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
-from support.actors import Actor
 from support.exposition import parsed
 from support.lock_bytes import hold
 from support.node_scene import NodeScene
 
-from libhamiregion.exporter import COLLECTORS, NodeExporter
+from libhamiregion.exporter import COLLECTORS
 from libhamiregion.exporter.scrape import RowTexts, Scrape
 from libhamiregion.node import Node, Observer
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 
-def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
+def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path):
     files = NodeScene(tmp_path)
     file = files.container(uuids=[UUID])
     hold(file, 1)
@@ -43,9 +40,7 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
             passing.join()
 
 
-def test_a_lock_that_stays_held_is_told_with_its_age(
-    files: NodeScene, exporter: NodeExporter, actor: Callable[..., Actor]
-) -> None:
+def test_a_lock_that_stays_held_is_told_with_its_age(files, exporter, actor):
     path = files.container(pod="held", uuids=[UUID]).path
     files.container(pod="free", uuids=[UUID])
     held = "hamiregion_lock_same_owner_seconds"

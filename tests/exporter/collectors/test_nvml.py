@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
@@ -28,14 +27,12 @@ HOST = {
 
 
 @pytest.fixture
-def sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
+def sampler(fake_driver) -> Iterator[NvmlSampler]:
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as opened:
         yield opened
 
 
-def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(tmp_path, fake_driver, sampler):
     with NodeScene(tmp_path).open() as node:
         for lost in (None, OTHER):
             fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
@@ -47,9 +44,7 @@ def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
             exported(node, sampler=sampler)
 
 
-def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(tmp_path, fake_driver, sampler):
     fake_driver.play(CARD, SECOND, "sensors 0 41 187500 3 1")
     with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler=sampler, node_name="worker-1", legacy=True)
@@ -85,9 +80,7 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
     assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
 
 
-def test_gpus_have_the_families_and_labels_of_hami_210_on_request(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_gpus_have_the_families_and_labels_of_hami_210_on_request(tmp_path, fake_driver, sampler):
     fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
@@ -102,9 +95,7 @@ def test_gpus_have_the_families_and_labels_of_hami_210_on_request(
     assert len({name for name in found.names if name.startswith("hami_host_gpu_")}) == 3
 
 
-def test_a_figure_that_a_gpu_does_not_have_is_absent(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_a_figure_that_a_gpu_does_not_have_is_absent(tmp_path, fake_driver, sampler):
     fake_driver.play(
         CARD, "error nvmlDeviceGetMemoryInfo 3", "error nvmlDeviceGetUtilizationRates 3"
     )
@@ -113,9 +104,7 @@ def test_a_figure_that_a_gpu_does_not_have_is_absent(
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
 
 
-def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(tmp_path, fake_driver, sampler):
     fake_driver.play(CARD, "error nvmlDeviceGetName 3")
     with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler=sampler, legacy=True)
@@ -125,8 +114,8 @@ def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(
 
 
 def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+    tmp_path, fake_driver, sampler
+):
     fake_driver.play(CARD)
     files = NodeScene(tmp_path)
     files.container(uuids=[GPU])
@@ -156,8 +145,8 @@ class HangingSampler(NvmlSampler):
 
 
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
-    tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, fake_driver, monkeypatch
+):
     monkeypatch.setattr("libhamiregion.node.reader._DRIVER_TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
     files = NodeScene(tmp_path)
@@ -180,15 +169,13 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
         assert parsed(exporter.render()).value("hami_host_gpu_utilization_ratio") == 37
 
 
-def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:
+def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path):
     with NodeScene(tmp_path).open() as node:
         exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert "hamiregion_nvml_up" not in parsed(exporter.render()).names
 
 
-def test_a_region_on_a_mig_device_is_told_with_its_instances(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_a_region_on_a_mig_device_is_told_with_its_instances(tmp_path, fake_driver, sampler):
     fake_driver.play(CARD, *MIG)
     files = NodeScene(tmp_path)
     files.container(uuids=[GPU, MIG_B])
@@ -219,9 +206,7 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(
     assert found.series("MigInfo") == {frozenset(legacy.items()): 1}
 
 
-def test_gpus_and_mig_devices_have_their_memory_and_model(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
+def test_gpus_and_mig_devices_have_their_memory_and_model(tmp_path, fake_driver, sampler):
     fake_driver.play(CARD, *MIG)
     with NodeScene(tmp_path).open() as node:
         found = exported(node, sampler=sampler, hami_version=HAMI_VERSIONS[0])
@@ -241,12 +226,8 @@ def test_gpus_and_mig_devices_have_their_memory_and_model(
 @needs_namespaces
 @needs_cgroups
 def test_a_node_without_hami_has_the_drivers_sums_by_container(
-    files: NodeScene,
-    fake_driver: FakeDriver,
-    sampler: NvmlSampler,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files, fake_driver, sampler, tmp_path, monkeypatch
+):
     """Time slicing, an idle whole GPU, and a client of MPS; no directory of containers."""
     monkeypatch.setattr(roots, "DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr(roots, "run_bases", lambda _: [])

@@ -1,22 +1,17 @@
 """The driver's figures of processes with a slot, and those of their regions."""
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.exposition import exported, exporter_of
-from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 
 from libhamiregion.exporter.collectors import processes
-from libhamiregion.node import NvmlSampler
 from libhamiregion.observation.processes import ProcessView
 
 
 @needs_namespaces
-def test_the_drivers_memory_stands_beside_what_is_accounted(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_the_drivers_memory_stands_beside_what_is_accounted(files, fake_driver, nvml_sampler):
     pod = files.container(pod="bert-0", uuids=[GPU, OTHER])
     pid, host_pid = pod.attach()
     other_pid, other_host_pid = pod.attach()
@@ -49,8 +44,8 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(
 
 @needs_namespaces
 def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    files, fake_driver, nvml_sampler
+):
     pod = files.container(pod="bert-0", uuids=[GPU, OTHER])
     (_, host_pid), (_, unknown) = pod.attach(), pod.attach()
     fake_driver.play(
@@ -66,11 +61,8 @@ def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
 
 @needs_namespaces
 def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
-    files: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files, fake_driver, nvml_sampler, monkeypatch
+):
     monkeypatch.setattr(processes, "MAX_PAIRS", 2)
     pod = files.container(pod="bert-0", uuids=[GPU, OTHER])
     host_pids = [pod.attach()[1] for _ in range(4)]
@@ -96,8 +88,8 @@ def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed
 
 @needs_namespaces
 def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    files, fake_driver, nvml_sampler
+):
     pod = files.container(uuids=[GPU])
     (_, known), (_, unknown) = pod.attach(), pod.attach()
     fake_driver.play(
@@ -112,8 +104,8 @@ def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
 @needs_namespaces
 @needs_cgroups
 def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+    files, fake_driver, nvml_sampler, bystander
+):
     one = files.container("one", pod="two-0", uuids=[GPU, OTHER])
     files.container("other", pod="two-0", pod_uid=one.pod_uid, uuids=[GPU, OTHER])
     files.container(pod="bert-0", uuids=[GPU, OTHER])
@@ -128,11 +120,8 @@ def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out
 
 
 def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
-    files: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files, fake_driver, nvml_sampler, monkeypatch
+):
     """It has ended since the driver was asked; or it is hidden, and may be of any container."""
     fake_driver.play(CARD, f"process 0 compute {2**22} {700 * MIB}")
     files.container(uuids=[GPU])

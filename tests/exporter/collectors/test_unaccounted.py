@@ -2,23 +2,19 @@
 
 import uuid
 
-import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.exposition import exported
-from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 
 from libhamiregion.exporter.collectors import unaccounted
-from libhamiregion.node import NvmlSampler
 
 
 @needs_namespaces
 @needs_cgroups
 def test_processes_that_no_region_accounts_for_are_told_with_their_container(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
-) -> None:
+    files, fake_driver, nvml_sampler, bystander
+):
     """An escapee of a managed container, one of a container of its own, and one of the host."""
     pod = files.container(pod="bert-0", uuids=[GPU])
     _, inside = pod.attach()
@@ -69,12 +65,8 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
 @needs_namespaces
 @needs_cgroups
 def test_too_many_of_them_are_summed_up_per_gpu(
-    files: NodeScene,
-    fake_driver: FakeDriver,
-    nvml_sampler: NvmlSampler,
-    bystander: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files, fake_driver, nvml_sampler, bystander, monkeypatch
+):
     stranger = files.container(region=False)
     children = [stranger.inside.child("spawn")[1] for _ in range(4)]
     for pid in children:
@@ -95,8 +87,8 @@ def test_too_many_of_them_are_summed_up_per_gpu(
 @needs_namespaces
 @needs_cgroups
 def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
-    files: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    files, fake_driver, nvml_sampler
+):
     pod = files.container(pod="bert-0", uuids=[GPU])
     pid, host_pid = pod.attach()
     pod.move(host_pid, id_=uuid.uuid4().hex * 2)

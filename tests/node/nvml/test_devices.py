@@ -3,26 +3,12 @@
 import pickle
 
 import pytest
-from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import (
-    CARD,
-    GPU,
-    MIB,
-    MIG,
-    MIG_A,
-    MIG_B,
-    OTHER,
-    SECOND,
-    one,
-    utils,
-)
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND, one, utils
 
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 
-def test_devices_and_processes_are_what_the_driver_says(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_devices_and_processes_are_what_the_driver_says(fake_driver, nvml_sampler):
     fake_driver.play(
         CARD,
         SECOND,
@@ -50,7 +36,7 @@ def test_devices_and_processes_are_what_the_driver_says(
     assert nvml_sampler.sample().devices == sample.devices
 
 
-def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler) -> None:
+def test_a_sample_is_a_value(fake_driver, nvml_sampler):
     fake_driver.play(CARD, *MIG, "process 0 compute 101 unavailable")
     sample = nvml_sampler.sample()
     assert sample.process(GPU, 999) is not None
@@ -60,8 +46,8 @@ def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler)
 
 
 def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    fake_driver, nvml_sampler
+):
     fake_driver.play(
         CARD,
         f"process 0 compute 101 {300 * MIB}",
@@ -76,9 +62,7 @@ def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(
     ]
 
 
-def test_memory_that_the_driver_does_not_know_is_none(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_memory_that_the_driver_does_not_know_is_none(fake_driver, nvml_sampler):
     fake_driver.play(
         CARD,
         "process 0 compute 101 unavailable",
@@ -91,9 +75,7 @@ def test_memory_that_the_driver_does_not_know_is_none(
     assert found == [None, 7 * MIB, None]
 
 
-def test_an_older_driver_is_asked_with_the_second_version(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_an_older_driver_is_asked_with_the_second_version(fake_driver, nvml_sampler):
     fake_driver.play(
         CARD,
         f"process 0 compute 101 {MIB}",
@@ -117,8 +99,8 @@ def test_an_older_driver_is_asked_with_the_second_version(
     ],
 )
 def test_where_the_older_function_shows_nobody_at_work_the_newer_is_asked(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, older: str
-) -> None:
+    fake_driver, nvml_sampler, older
+):
     scene = (f"process 0 compute 101 {MIB}", "sample 0 101 100 81 22 3 4", older)
     fake_driver.play(CARD, *scene)
     assert utils(one(nvml_sampler.sample(), 101)) == (81, 22, 3, 4)
@@ -126,9 +108,7 @@ def test_where_the_older_function_shows_nobody_at_work_the_newer_is_asked(
     assert utils(one(nvml_sampler.sample(), 101)) == (81, 22, 3, 4)
 
 
-def test_the_newer_function_is_not_asked_about_an_idle_device(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_the_newer_function_is_not_asked_about_an_idle_device(fake_driver, nvml_sampler):
     idle = CARD.replace(" 37 12 ", " 0 0 ")
     fake_driver.play(
         idle,
@@ -145,8 +125,8 @@ def test_the_newer_function_is_not_asked_about_an_idle_device(
 @pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 200])
 @pytest.mark.parametrize("quirk", ["", "quirk wide-lists"])
 def test_lists_with_entries_of_another_size_are_known_by_their_pids_whatever_the_version_is(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, version: str, count: int, quirk: str
-) -> None:
+    fake_driver, nvml_sampler, version, count, quirk
+):
     pids = range(101, 101 + count)
     scene = (CARD, *(f"process 0 compute {pid} {pid * MIB}" for pid in pids))
     # The second version is asked only if the third one's entries cannot be.
@@ -156,9 +136,7 @@ def test_lists_with_entries_of_another_size_are_known_by_their_pids_whatever_the
     assert found == [(pid, pid * MIB) for pid in pids]
 
 
-def test_a_pid_that_no_kernel_has_is_left_out(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_pid_that_no_kernel_has_is_left_out(fake_driver, nvml_sampler):
     processes = (f"process 0 compute {pid} {MIB}" for pid in (101, 4194304, 4194305))
     fake_driver.play(CARD, *processes, "sample 0 4194305 100 61 22 3 4")
     sample = nvml_sampler.sample()
@@ -170,8 +148,8 @@ def test_a_pid_that_no_kernel_has_is_left_out(
     "call", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"]
 )
 def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, call: str
-) -> None:
+    fake_driver, nvml_sampler, call
+):
     fake_driver.play(
         CARD, f"process 0 compute 101 {MIB}", "sample 0 101 100 9 0 0 0", f"grow {call} 3"
     )
@@ -185,9 +163,7 @@ def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
         assert None in (process.memory_used_bytes, process.sm_util_percent)
 
 
-def test_more_processes_than_the_first_guess_are_all_listed(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_more_processes_than_the_first_guess_are_all_listed(fake_driver, nvml_sampler):
     pids = range(1000, 1500)
     fake_driver.play(
         CARD,
@@ -201,8 +177,8 @@ def test_more_processes_than_the_first_guess_are_all_listed(
 
 @pytest.mark.parametrize("quirk", [(), ("quirk stale-samples",)], ids=["", "stale"])
 def test_only_samples_of_the_last_second_count_and_the_newest_wins(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, quirk: tuple[str, ...]
-) -> None:
+    fake_driver, nvml_sampler, quirk
+):
     fake_driver.play(
         CARD,
         *(f"process 0 compute {pid} {MIB}" for pid in (101, 102, 103)),
@@ -222,7 +198,7 @@ def test_only_samples_of_the_last_second_count_and_the_newest_wins(
     assert sample.process(GPU, 104) is None, "it came or went in this moment"
 
 
-def test_outside_the_host_namespace_silence_proves_nothing(fake_driver: FakeDriver) -> None:
+def test_outside_the_host_namespace_silence_proves_nothing(fake_driver):
     fake_driver.play(CARD, f"process 0 compute 12 {MIB}", "sample 0 645400 100 13 0 0 0")
     with NvmlSampler(fake_driver.library, host_namespace=False) as sampler:
         sample = sampler.sample()
@@ -232,9 +208,7 @@ def test_outside_the_host_namespace_silence_proves_nothing(fake_driver: FakeDriv
         assert sample.columns[0].sampled == {645400}
 
 
-def test_a_percentage_that_cannot_be_is_none_and_the_others_stay(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_percentage_that_cannot_be_is_none_and_the_others_stay(fake_driver, nvml_sampler):
     fake_driver.play(
         f"device 0 {GPU} {MIB} {MIB} 4294967295 3 card",
         f"process 0 compute 101 {MIB}",
@@ -247,9 +221,7 @@ def test_a_percentage_that_cannot_be_is_none_and_the_others_stay(
     assert (device.gpu_util_percent, device.memory_util_percent) == (None, 3)
 
 
-def test_with_the_list_refused_samples_still_show_who_is_busy(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_with_the_list_refused_samples_still_show_who_is_busy(fake_driver, nvml_sampler):
     fake_driver.play(
         CARD,
         f"process 0 compute 101 {MIB}",
@@ -264,8 +236,8 @@ def test_with_the_list_refused_samples_still_show_who_is_busy(
 
 
 def test_mig_devices_have_their_instances_their_profile_and_their_processes(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    fake_driver, nvml_sampler
+):
     fake_driver.play(CARD, *MIG, f"process 1 graphics 303 {MIB}", "sample 1 301 100 80 0 0 0")
     sample = nvml_sampler.sample()
     card = sample.devices[1]
@@ -285,14 +257,13 @@ def test_mig_devices_have_their_instances_their_profile_and_their_processes(
     for process in sample.processes:
         assert utils(process) == (None,) * 4, "the driver samples nothing under MIG"
     idle = sample.process(MIG_A, 999)
-    assert idle is not None
     assert (idle.memory_used_bytes, idle.sm_util_percent) == (0, None)
     assert sample.process(OTHER, 301) is None
 
 
 def test_a_mig_device_that_refuses_its_list_is_read_from_the_list_of_its_gpu(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    fake_driver, nvml_sampler
+):
     fake_driver.play(*MIG[1:], SECOND.replace("device 1", "device 0"))
     fake_driver.play(
         *(line.replace(" 1 ", " 0 ", 1).replace(" 1.", " 0.", 1) for line in MIG),
@@ -306,8 +277,8 @@ def test_a_mig_device_that_refuses_its_list_is_read_from_the_list_of_its_gpu(
 
 
 def test_a_gpu_with_mig_on_and_no_permission_for_its_own_list_shows_its_mig_devices(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    fake_driver, nvml_sampler
+):
     fake_driver.play(CARD, *MIG, "error nvmlDeviceGetComputeRunningProcesses_v3 4 1")
     sample = nvml_sampler.sample()
     assert {row.pid for row in sample.processes} == {301, 302}
@@ -316,9 +287,7 @@ def test_a_gpu_with_mig_on_and_no_permission_for_its_own_list_shows_its_mig_devi
     assert [mig.processes_state for mig in card.mig_devices] == [NvmlState.OK] * 2
 
 
-def test_a_name_that_is_no_utf_8_is_escaped(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_name_that_is_no_utf_8_is_escaped(fake_driver, nvml_sampler):
     fake_driver.play(f"device 0 {GPU} {MIB} {MIB} 0 0 red\udcff\udcfe")
     assert nvml_sampler.sample().devices[0].name == "red\\xff\\xfe"
 
@@ -338,8 +307,8 @@ def test_a_name_that_is_no_utf_8_is_escaped(
     ],
 )
 def test_a_figure_of_the_driver_that_cannot_be_is_unknown_and_kept_as_evidence(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, line: str, figure: str, value: int
-) -> None:
+    fake_driver, nvml_sampler, line, figure, value
+):
     lines = {"device": CARD, "process": f"process 0 compute 101 {MIB}", "sample": ""}
     lines[line.split(maxsplit=1)[0]] = line
     fake_driver.play(*lines.values())
@@ -350,9 +319,7 @@ def test_a_figure_of_the_driver_that_cannot_be_is_unknown_and_kept_as_evidence(
     assert getattr(process if name != figure else device, name) is None
 
 
-def test_memory_that_the_driver_does_not_have_is_no_impossible_figure(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_memory_that_the_driver_does_not_have_is_no_impossible_figure(fake_driver, nvml_sampler):
     fake_driver.play(CARD, "process 0 compute 101 unavailable")
     sample = nvml_sampler.sample()
     assert one(sample, 101).memory_used_bytes is None

@@ -42,7 +42,7 @@ with NvmlSampler() as sampler:
 
 
 @pytest.mark.gpu
-def test_a_real_card_tells_of_itself_and_of_a_process_on_it() -> None:
+def test_a_real_card_tells_of_itself_and_of_a_process_on_it():
     env = {name: value for name, value in os.environ.items() if name != STATE}
     command = [sys.executable, "-c", REAL]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ with NvmlSampler(sensors=True) as sampler:
 
 
 @pytest.mark.gpu
-def test_a_real_card_has_sensors_in_a_possible_range() -> None:
+def test_a_real_card_has_sensors_in_a_possible_range():
     env = {name: value for name, value in os.environ.items() if name != STATE}
     command = [sys.executable, "-c", SENSORS]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

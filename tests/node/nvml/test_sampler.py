@@ -8,13 +8,12 @@ import threading
 
 import pynvml
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, SECOND, initialisations
 
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 
-def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDriver) -> None:
+def test_initialisations_are_given_back_however_it_is_opened(fake_driver):
     fake_driver.play(CARD)
     sampler = NvmlSampler(fake_driver.library)
     assert sampler.state is NvmlState.CLOSED
@@ -28,7 +27,7 @@ def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDr
     assert initialisations() == 0
 
 
-def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
+def test_somebody_elses_shutdown_is_survived(fake_driver):
     fake_driver.play(CARD)
     with NvmlSampler(fake_driver.library) as sampler:
         pynvml.nvmlShutdown()
@@ -38,9 +37,7 @@ def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
     assert initialisations() == 0
 
 
-def test_samples_load_no_library_again(
-    fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_load_no_library_again(fake_driver, monkeypatch):
     fake_driver.play(CARD, SECOND, f"process 0 compute 101 {MIB}")
     with NvmlSampler(fake_driver.library) as sampler:
         sampler.sample()
@@ -52,7 +49,7 @@ def test_samples_load_no_library_again(
         assert len(sampler.sample().processes) == 1
 
 
-def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
+def test_threads_share_a_sampler(fake_driver):
     fake_driver.play(CARD, f"process 0 compute 101 {MIB}")
     sampler = NvmlSampler(fake_driver.library)
     failures: list[BaseException] = []
@@ -82,7 +79,7 @@ def run_python(code: str, env: dict[str, str]) -> str:
     return done.stdout.strip()
 
 
-def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver: FakeDriver) -> None:
+def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver):
     fake_driver.play(CARD)
     code = (
         "from libhamiregion.node.nvml import NvmlSampler\n"
@@ -91,7 +88,7 @@ def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver: FakeDriver) -> No
     assert run_python(code, fake_driver.environment()) == GPU
 
 
-def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDriver) -> None:
+def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver):
     fake_driver.play(CARD)
     code = (
         "import sys\n"
@@ -105,8 +102,8 @@ def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDr
 
 
 def test_the_library_is_looked_up_once_however_many_samples_are_taken(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fake_driver, nvml_sampler, monkeypatch
+):
     """Each `ctypes.CDLL` makes classes anew: half a millisecond, for each list of each GPU."""
     fake_driver.play(CARD)
     assert nvml_sampler.sample().devices
@@ -118,7 +115,7 @@ def test_the_library_is_looked_up_once_however_many_samples_are_taken(
     assert made == []
 
 
-def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDriver) -> None:
+def test_without_the_library_or_the_package_there_is_a_state(fake_driver):
     ask = (
         "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler(LIBRARY)\n"
@@ -135,7 +132,7 @@ def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDr
 
 
 @pytest.mark.slow
-def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> None:
+def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way():
     code = (
         "import ctypes\n"
         "def refuse(*args, **options): raise OSError('no such library')\n"
@@ -149,7 +146,7 @@ def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> No
 # ---- sensors ------------------------------------------------------------------------------------
 
 
-def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> None:
+def test_the_sensors_are_read_where_they_are_wanted(fake_driver):
     fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
         (device,) = sampler.sample().devices
@@ -158,7 +155,7 @@ def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> 
     assert (device.ecc_corrected_errors, device.ecc_uncorrected_errors) == (3, 1)
 
 
-def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
+def test_who_does_not_want_them_does_not_ask(fake_driver):
     asked = (
         "nvmlDeviceGetTemperature",
         "nvmlDeviceGetPowerUsage",
@@ -172,7 +169,7 @@ def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
     assert device.state is NvmlState.OK, "it was asked, and is lost"
 
 
-def test_who_wants_no_processes_does_not_ask_for_them(fake_driver: FakeDriver) -> None:
+def test_who_wants_no_processes_does_not_ask_for_them(fake_driver):
     asked = (
         "nvmlDeviceGetComputeRunningProcesses_v3",
         "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -189,7 +186,7 @@ def test_who_wants_no_processes_does_not_ask_for_them(fake_driver: FakeDriver) -
     assert sample.process(device.uuid, 77) is None, "it is not known, which is not unused"
 
 
-def test_a_card_without_sensors_has_no_figure_and_no_zero(fake_driver: FakeDriver) -> None:
+def test_a_card_without_sensors_has_no_figure_and_no_zero(fake_driver):
     fake_driver.play(CARD, SECOND, "sensors 1 70 4000000000 0 0")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
         first, second = sampler.sample().devices

@@ -4,7 +4,6 @@ from typing import Any
 
 import pynvml
 import pytest
-from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND, initialisations
 
 from libhamiregion.node.nvml import NvmlSample, NvmlSampler, NvmlState
@@ -89,9 +88,7 @@ def owners(sample: NvmlSample) -> list[tuple[Any, Any]]:
 
 @pytest.mark.slow(keep=5)
 @pytest.mark.parametrize("call", CALLS)
-def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
-    fake_driver: FakeDriver, call: str
-) -> None:
+def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(fake_driver, call):
     scene = (
         CARD,
         *MIG,
@@ -123,7 +120,7 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
-def test_closing_does_not_care_what_the_driver_says(fake_driver: FakeDriver, code: int) -> None:
+def test_closing_does_not_care_what_the_driver_says(fake_driver, code):
     fake_driver.play(CARD)
     sampler = NvmlSampler(fake_driver.library)
     assert sampler.open() is NvmlState.OK
@@ -135,9 +132,7 @@ def test_closing_does_not_care_what_the_driver_says(fake_driver: FakeDriver, cod
     assert initialisations() == 0
 
 
-def test_a_return_value_of_the_future_keeps_its_number(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_a_return_value_of_the_future_keeps_its_number(fake_driver, nvml_sampler):
     fake_driver.play(CARD, "error nvmlDeviceGetCount_v2 777")
     sample = nvml_sampler.sample()
     assert sample.state is NvmlState.FAILED
@@ -145,15 +140,13 @@ def test_a_return_value_of_the_future_keeps_its_number(
     assert "777" in sample.message
 
 
-def test_each_state_has_its_own_explanation() -> None:
+def test_each_state_has_its_own_explanation():
     texts = [state.explanation for state in NvmlState]
     assert all(texts)
     assert len(set(texts)) == len(texts)
 
 
-def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
-    fake_driver: FakeDriver,
-) -> None:
+def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(fake_driver):
     with NvmlSampler(fake_driver.library) as sampler:
         assert sampler.state is NvmlState.DRIVER_NOT_LOADED
         sample = sampler.sample()
@@ -170,8 +163,8 @@ def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
 
 
 def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+    fake_driver, nvml_sampler
+):
     scene = (CARD, SECOND, f"process 0 compute 101 {MIB}", f"process 1 compute 102 {MIB}")
     fake_driver.play(*scene)
     assert [device.state for device in nvml_sampler.sample().devices] == [NvmlState.OK] * 2
@@ -207,8 +200,8 @@ VITAL = ("HandleByIndex_v2", "UUID", "Name", "MemoryInfo", "UtilizationRates")
     ],
 )
 def test_a_gpu_that_does_not_answer_what_each_one_can_has_failed(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, call: str, code: int, state: NvmlState
-) -> None:
+    fake_driver, nvml_sampler, call, code, state
+):
     for index in (0, 1):
         fake_driver.play(CARD, SECOND, f"error nvmlDeviceGet{call} {code} {index}")
         sample = nvml_sampler.sample()
@@ -216,9 +209,7 @@ def test_a_gpu_that_does_not_answer_what_each_one_can_has_failed(
 
 
 @pytest.mark.parametrize("code", [3, 4, 13])
-def test_a_gpu_without_a_figure_or_a_right_to_it_has_not_failed(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, code: int
-) -> None:
+def test_a_gpu_without_a_figure_or_a_right_to_it_has_not_failed(fake_driver, nvml_sampler, code):
     for call in VITAL:
         fake_driver.play(CARD, f"error nvmlDeviceGet{call} {code} *")
         assert nvml_sampler.sample().failed == ()
@@ -227,9 +218,7 @@ def test_a_gpu_without_a_figure_or_a_right_to_it_has_not_failed(
     assert nvml_sampler.sample().failed == ()
 
 
-def test_any_answer_of_a_gpu_can_say_that_it_is_lost(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
+def test_any_answer_of_a_gpu_can_say_that_it_is_lost(fake_driver, nvml_sampler):
     for call in ("ProcessUtilization", "GraphicsRunningProcesses_v3", "MigMode"):
         fake_driver.play(CARD, f"error nvmlDeviceGet{call} 16 0")
         (failed,) = nvml_sampler.sample().failed
@@ -238,8 +227,8 @@ def test_any_answer_of_a_gpu_can_say_that_it_is_lost(
 
 @pytest.mark.parametrize("gone", [CARD, SECOND])
 def test_a_gpu_that_is_no_longer_listed_is_missed_until_nvml_is_opened_anew(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, gone: str
-) -> None:
+    fake_driver, nvml_sampler, gone
+):
     fake_driver.play(CARD, SECOND)
     assert nvml_sampler.sample().failed == ()
     left = (SECOND if gone == CARD else CARD).replace("device 1", "device 0")

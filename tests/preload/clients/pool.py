@@ -11,8 +11,7 @@ def allocate(size: int) -> int:
     assert driver.cuInit(0) == 0
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert driver.cuCtxSetCurrent(context) == 0
-    code: int = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
-    return code
+    return driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
 
 
 def work(size: int, barrier: object) -> None:
