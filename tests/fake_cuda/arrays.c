@@ -8,7 +8,6 @@ struct array {
     int device;
     uint64_t size;
     CUdeviceptr address; /* of the block that its memory is */
-    CUDA_ARRAY3D_DESCRIPTOR descriptor;
 };
 
 /* Bytes of one element: CU_AD_FORMAT_UNSIGNED_INT8 is 1, HALF 0x10, FLOAT 0x20. */
@@ -44,7 +43,6 @@ static CUresult make_array(CUarray *out, CUDA_ARRAY3D_DESCRIPTOR wanted, unsigne
     }
     struct array *array = calloc(1, sizeof *array);
     array->size = bytes;
-    array->descriptor = wanted;
     CUresult code = wanted.NumChannels == 0 ? CUDA_ERROR_INVALID_VALUE
                                             : cuMemAlloc_v2(&array->address, array->size);
     if (code == CUDA_SUCCESS)
@@ -84,11 +82,3 @@ API CUresult cuArrayDestroy(CUarray array)
     return code;
 }
 ALSO(cuMipmappedArrayDestroy, cuArrayDestroy);
-
-API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
-{
-    if (array == NULL)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = array->descriptor;
-    return check_initialised();
-}

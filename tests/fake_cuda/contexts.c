@@ -13,7 +13,6 @@ struct fake fake = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static struct context primaries[MAX_GPUS];
 static struct context *_Atomic created;
-static uint64_t last_number;
 static __thread struct context *stack[STACK_DEPTH];
 static __thread int depth;
 
@@ -194,30 +193,6 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return code;
 }
 
-API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
-    CUresult code = check_device(device);
-    if (code == CUDA_SUCCESS)
-        snprintf(text, (size_t)length, "0000:%02X:00.0", fake.gpus[device] + 1);
-    return code;
-}
-
-API CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text)
-{
-    unsigned bus;
-    CUresult code = check_initialised();
-    if (code != CUDA_SUCCESS)
-        return code;
-    if (sscanf(text, "%*x:%x", &bus) != 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (CUdevice device = 0; device < fake.device_count; device++)
-        if (fake.gpus[device] + 1 == bus) {
-            *out = device;
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_DEVICE;
-}
-
 /* CUdevice_attribute and its value; those that are not here are 0. */
 static const int attributes[][2] = {
     {1, 1024},     {2, 1024},  {3, 1024},  {4, 64},   {5, 2147483647},  {6, 65535},
@@ -269,7 +244,6 @@ static CUresult bring_to_life(struct context *context)
     fake.self->contexts[fake.gpus[context->device]]++;
     state_unlock(fake.state);
     context->is_alive = true;
-    context->number = ++last_number;
     return CUDA_SUCCESS;
 }
 
@@ -343,15 +317,6 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *a
     }
     return code;
 }
-
-API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
-{
-    CUresult code = check_device(device);
-    if (code == CUDA_SUCCESS)
-        primaries[device].flags = flags;
-    return code;
-}
-ALSO(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2);
 
 API CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)
 {
@@ -515,61 +480,6 @@ API CUresult cuCtxGetDevice(CUdevice *device)
     return code;
 }
 
-API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
-{
-    CUresult code = check_initialised();
-    if (code == CUDA_SUCCESS && context == NULL)
-        return cuCtxGetDevice(device);
-    if (code == CUDA_SUCCESS && !is_known(context))
-        code = CUDA_ERROR_INVALID_CONTEXT;
-    if (code == CUDA_SUCCESS)
-        *device = context->device;
-    return code;
-}
-
-API CUresult cuCtxGetId(CUcontext context, unsigned long long *number)
-{
-    CUresult code = context == NULL ? current_context(&context) : check_initialised();
-    if (code == CUDA_SUCCESS)
-        *number = context->number;
-    return code;
-}
-
-API CUresult cuCtxGetFlags(unsigned *flags)
-{
-    CUcontext context;
-    CUresult code = current_context(&context);
-    if (code == CUDA_SUCCESS)
-        *flags = context->flags;
-    return code;
-}
-
-API CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
-{
-    (void)context;
-    *version = 3020;
-    return check_initialised();
-}
-
-API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    if (least != NULL)
-        *least = 0;
-    if (greatest != NULL)
-        *greatest = -5;
-    return check_initialised();
-}
-
-API CUresult cuCtxGetLimit(size_t *value, int limit)
-{
-    static const size_t limits[] = {1024, 1 << 20, 8 << 20};
-    CUcontext context;
-    CUresult code = current_context(&context);
-    if (code == CUDA_SUCCESS)
-        *value = limit >= 0 && limit < 3 ? limits[limit] : 0;
-    return code;
-}
-
 API CUresult cuCtxSetLimit(int limit, size_t value)
 {
     (void)limit, (void)value;
@@ -577,36 +487,25 @@ API CUresult cuCtxSetLimit(int limit, size_t value)
     return current_context(&context);
 }
 
-/* ---- what errors are called ---- */
+/* ---- what errors say ---- */
 
 static const struct {
     CUresult code;
-    const char *name, *text;
+    const char *text;
 } errors[] = {
-    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
-    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_SUCCESS, "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "invalid argument"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "out of memory"},
+    {CUDA_ERROR_NOT_INITIALIZED, "initialization error"},
+    {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_CONTEXT, "invalid device context"},
+    {CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "named symbol not found"},
+    {CUDA_ERROR_NOT_READY, "device not ready"},
+    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"},
+    {CUDA_ERROR_NOT_SUPPORTED, "operation not supported"},
 };
-
-API CUresult cuGetErrorName(CUresult code, const char **out)
-{
-    for (size_t number = 0; number < sizeof errors / sizeof errors[0]; number++)
-        if (errors[number].code == code) {
-            *out = errors[number].name;
-            return CUDA_SUCCESS;
-        }
-    *out = NULL;
-    return CUDA_ERROR_INVALID_VALUE;
-}
 
 API CUresult cuGetErrorString(CUresult code, const char **out)
 {

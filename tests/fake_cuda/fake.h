@@ -34,7 +34,6 @@ struct context {
     bool is_primary;
     _Atomic bool is_alive;
     unsigned flags, retained;
-    uint64_t number;
     struct context *next; /* among all contexts that cuCtxCreate has made */
 };
 
@@ -66,7 +65,6 @@ struct block {
     int device;
     CUcontext context; /* it ends with this context; NULL: it does not */
     CUmemoryPool pool;
-    bool is_managed, is_host, is_graph;
     struct block *next;
 };
 
@@ -76,8 +74,6 @@ void discharge(int device, uint64_t bytes);
 
 /* Add an allocation to the books; its address is found, and its charge paid already. */
 CUresult add_block(struct block wanted, CUdeviceptr *out);
-/* The block that starts at an address, or that holds it. */
-bool find_block(CUdeviceptr address, bool inside, struct block *out);
 CUresult free_block(CUdeviceptr address);
 void free_blocks_of(CUcontext context);
 
@@ -93,14 +89,11 @@ void trim_pools(int device, bool heeding_thresholds);
 struct function {
     char name[96];
     int64_t launch_ns, block_ns; /* as its name says */
-    CUmodule module;
 };
 
 struct stream {
     CUcontext context;
     uint64_t target_ns; /* it is idle once the device has done this much for the process */
-    unsigned flags;
-    int priority;
     CUgraph capturing;
     bool capture_is_global;
     unsigned invalidations; /* before the capture */

@@ -145,7 +145,7 @@ API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgra
     CUresult code = check_device(device);
     if (code != CUDA_SUCCESS)
         return code;
-    struct block block = {.size = wanted->bytesize, .device = device, .is_graph = true};
+    struct block block = {.size = wanted->bytesize, .device = device};
     code = add_block(block, &wanted->dptr);
     if (code != CUDA_SUCCESS)
         return code;

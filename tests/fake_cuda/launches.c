@@ -105,7 +105,6 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *n
         return CUDA_ERROR_INVALID_VALUE;
     struct function *function = calloc(1, sizeof *function);
     snprintf(function->name, sizeof function->name, "%s", name);
-    function->module = module;
     read_name(function);
     *out = function;
     return CUDA_SUCCESS;
@@ -115,39 +114,6 @@ ALSO(cuLibraryGetKernel, cuModuleGetFunction);
 API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel)
 {
     *out = kernel;
-    return check_initialised();
-}
-
-API CUresult cuFuncGetName(const char **out, CUfunction function)
-{
-    *out = function->name;
-    return check_initialised();
-}
-
-API CUresult cuFuncGetModule(CUmodule *out, CUfunction function)
-{
-    *out = function->module;
-    return check_initialised();
-}
-
-API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
-{
-    (void)function;
-    *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;
-    return check_initialised();
-}
-
-API CUresult cuKernelGetAttribute(int *value, int attribute, CUfunction kernel, CUdevice device)
-{
-    (void)device;
-    return cuFuncGetAttribute(value, attribute, kernel);
-}
-
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
-                                                         int threads, size_t shared)
-{
-    (void)function, (void)shared;
-    *blocks = threads > 0 ? 2048 / threads : 0;
     return check_initialised();
 }
 
@@ -222,16 +188,6 @@ API CUresult cuCtxSynchronize(void)
                : code;
 }
 
-API CUresult cuCtxSynchronize_v2(CUcontext context)
-{
-    if (context == NULL)
-        return cuCtxSynchronize();
-    CUresult code = check_initialised();
-    return code == CUDA_SUCCESS
-               ? synchronise(context, fake.self->submitted_ns[fake.gpus[context->device]])
-               : code;
-}
-
 /* ---- streams ---- */
 
 /* Work on a default stream is waited for as all work of its device is, which the fake does in the
@@ -256,12 +212,13 @@ CUresult resolve_stream(CUstream stream, struct stream **out)
 
 API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 {
+    (void)flags, (void)priority;
     CUcontext context;
     CUresult code = current_context(&context);
     if (code != CUDA_SUCCESS)
         return code;
     *out = calloc(1, sizeof **out);
-    **out = (struct stream){.context = context, .flags = flags, .priority = priority};
+    **out = (struct stream){.context = context};
     return CUDA_SUCCESS;
 }
 
@@ -310,26 +267,6 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 }
 ALSO(cuStreamWaitEvent_ptsz, cuStreamWaitEvent);
 
-API CUresult cuStreamGetFlags(CUstream stream, unsigned *flags)
-{
-    struct stream *on;
-    CUresult code = resolve_stream(stream, &on);
-    if (code == CUDA_SUCCESS)
-        *flags = on->flags;
-    return code;
-}
-ALSO(cuStreamGetFlags_ptsz, cuStreamGetFlags);
-
-API CUresult cuStreamGetPriority(CUstream stream, int *priority)
-{
-    struct stream *on;
-    CUresult code = resolve_stream(stream, &on);
-    if (code == CUDA_SUCCESS)
-        *priority = on->priority;
-    return code;
-}
-ALSO(cuStreamGetPriority_ptsz, cuStreamGetPriority);
-
 API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
     struct stream *on;
@@ -339,27 +276,6 @@ API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
     return code;
 }
 ALSO(cuStreamGetCtx_ptsz, cuStreamGetCtx);
-
-/* The host's part runs at once, after what was queued before it. */
-API CUresult cuStreamAddCallback(CUstream stream, void (*call)(CUstream, CUresult, void *),
-                                 void *data, unsigned flags)
-{
-    (void)flags;
-    CUresult code = cuStreamSynchronize(stream);
-    if (code == CUDA_SUCCESS)
-        call(stream, code, data);
-    return code;
-}
-ALSO(cuStreamAddCallback_ptsz, cuStreamAddCallback);
-
-API CUresult cuLaunchHostFunc(CUstream stream, void (*call)(void *), void *data)
-{
-    CUresult code = cuStreamSynchronize(stream);
-    if (code == CUDA_SUCCESS)
-        call(data);
-    return code;
-}
-ALSO(cuLaunchHostFunc_ptsz, cuLaunchHostFunc);
 
 /* ---- events ---- */
 
@@ -395,13 +311,6 @@ API CUresult cuEventRecord(CUevent event, CUstream stream)
     return code;
 }
 ALSO(cuEventRecord_ptsz, cuEventRecord);
-
-API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
-{
-    (void)flags;
-    return cuEventRecord(event, stream);
-}
-ALSO(cuEventRecordWithFlags_ptsz, cuEventRecordWithFlags);
 
 API CUresult cuEventQuery(CUevent event)
 {

@@ -170,22 +170,6 @@ CUresult add_block(struct block wanted, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
-bool find_block(CUdeviceptr address, bool inside, struct block *out)
-{
-    bool found = false;
-    pthread_mutex_lock(&fake.mutex);
-    struct block *first = table_size == 0 ? NULL : *place_of(address);
-    for (struct block *block = first; block != NULL && !found; block = block->next)
-        if ((found = block->address == address))
-            *out = *block;
-    for (size_t number = 0; inside && !found && number < table_size; number++)
-        for (struct block *block = table[number]; block != NULL && !found; block = block->next)
-            if ((found = address >= block->address && address < block->address + block->size))
-                *out = *block;
-    pthread_mutex_unlock(&fake.mutex);
-    return found;
-}
-
 /* Return a block to its pool or its device, and only then make its address available again. */
 static void settle(struct block *block)
 {
@@ -197,6 +181,18 @@ static void settle(struct block *block)
     give_address(block->address, block->size);
     pthread_mutex_unlock(&fake.mutex);
     free(block);
+}
+
+static bool find_block(CUdeviceptr address, struct block *out)
+{
+    bool found = false;
+    pthread_mutex_lock(&fake.mutex);
+    struct block *first = table_size == 0 ? NULL : *place_of(address);
+    for (struct block *block = first; block != NULL && !found; block = block->next)
+        if ((found = block->address == address))
+            *out = *block;
+    pthread_mutex_unlock(&fake.mutex);
+    return found;
 }
 
 CUresult free_block(CUdeviceptr address)
@@ -289,8 +285,7 @@ API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned flags)
         return code;
     if (out == NULL || size == 0 || flags == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct block block = {
-        .size = size, .device = context->device, .context = context, .is_managed = true};
+    struct block block = {.size = size, .device = context->device, .context = context};
     return add_block(block, out);
 }
 
@@ -302,21 +297,6 @@ API CUresult cuMemFree_v2(CUdeviceptr address)
     return graph_free(address) ? CUDA_SUCCESS : free_block(address);
 }
 
-API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
-{
-    struct block block;
-    CUresult code = check_initialised();
-    if (code == CUDA_SUCCESS && !find_block(address, true, &block))
-        code = CUDA_ERROR_NOT_FOUND;
-    if (code != CUDA_SUCCESS)
-        return code;
-    if (base != NULL)
-        *base = block.address;
-    if (size != NULL)
-        *size = block.size;
-    return CUDA_SUCCESS;
-}
-
 /* ---- the host's memory ---- */
 
 API CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags)
@@ -326,8 +306,7 @@ API CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags)
     CUresult code = current_context(&context);
     if (code != CUDA_SUCCESS)
         return code;
-    struct block block = {
-        .size = size, .device = context->device, .context = context, .is_host = true};
+    struct block block = {.size = size, .device = context->device, .context = context};
     CUdeviceptr address;
     code = add_block(block, &address);
     if (code == CUDA_SUCCESS)
@@ -371,7 +350,7 @@ API CUresult cuMemHostUnregister(void *address)
 API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
 {
     struct block block;
-    if (!find_block(address, false, &block))
+    if (!find_block(address, &block))
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(out, &block.size, sizeof block.size);
     return check_initialised();

@@ -10,7 +10,7 @@
 #define GRANULARITY (2ull << 20)
 
 struct physical {
-    int device; /* -1: not of a device, or another process's */
+    int device; /* -1: not of a device */
     int file;
     uint64_t size;
     unsigned users; /* handles and mappings */
@@ -84,31 +84,6 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     pthread_mutex_lock(&mutex);
     drop((struct physical *)handle);
     pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
-                                          unsigned long long flags)
-{
-    (void)flags;
-    if (type != 1) /* a file descriptor */
-        return CUDA_ERROR_NOT_SUPPORTED;
-    *(int *)out = dup(((struct physical *)handle)->file);
-    return check_initialised();
-}
-
-API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shared,
-                                            int type)
-{
-    CUresult code = check_initialised();
-    if (code != CUDA_SUCCESS)
-        return code;
-    int file = dup((int)(intptr_t)shared);
-    if (type != 1 || file < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct physical *physical = malloc(sizeof *physical);
-    *physical = (struct physical){-1, file, (uint64_t)lseek(file, 0, SEEK_END), 1};
-    *out = (CUmemGenericAllocationHandle)physical;
     return CUDA_SUCCESS;
 }
 
