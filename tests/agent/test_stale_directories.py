@@ -17,6 +17,7 @@ from support.actors import ProcessFactory
 from support.agent_tasks import one_pass
 from support.namespaces import NEW_NAMESPACE
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
+from support.process import finished
 from support.stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.wait import eventually
 
@@ -372,12 +373,7 @@ def test_what_is_mounted_survives(scene, treasure, what):
         pytest.skip("needs the right to make mount namespaces")
     directory = scene.leave(region=False)
     words = [sys.executable, "-c", MOUNTED, what, treasure, directory, scene.pod_logs, scene.pods]
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(["unshare", "--mount", "--propagation", "private", *map(str, words)])
     assert done.returncode == 0, done.stderr
     assert (treasure / "file").read_text() == "precious"
     assert ("Device or resource busy" if what == "itself" else " stay: ") in done.stdout

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from support.lock_bytes import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.node_fixtures import node_scene
 from support.own_cgroups import needs_cgroups
+from support.process import finished
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
 
@@ -89,12 +89,12 @@ def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene):
         pytest.skip(why_no_new_namespace())
     file = scene.container("a")
     command = [*NEW_NAMESPACE, *COMMAND, "--root", str(scene.root), "--feedback", "--once"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = finished(command)
     assert answer.returncode == 3
     assert "does not show all processes" in answer.stderr
     assert file.get("recent_kernel") == 2
     command.append("--assume-alone")
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = finished(command)
     assert answer.returncode == 0, answer.stderr
     assert file.get("recent_kernel") == 1
 

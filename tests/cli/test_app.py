@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from support.cli_verbs import commands
 from support.command_line import COMMAND, call, environment, run, start, without_notes
 from support.forked import unprivileged
+from support.process import finished
 from support.wait import PATIENCE_S
 
 import libhamiregion as hami
@@ -41,9 +42,7 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none():
         "try: from libhamiregion.cli import main; main()\n"
         "finally: print({'rich', 'libhamiregion.node'} & set(sys.modules))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    answer = finished([sys.executable, "-c", code])
     assert answer.stdout.endswith("set()\n"), answer.stderr
 
 
@@ -71,9 +70,7 @@ def test_an_agent_without_metrics_does_not_load_the_exporter():
         " print({'libhamiregion.exporter', 'http.server', 'pynvml'}"
         " & set(sys.modules))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    answer = finished([sys.executable, "-c", code])
     assert answer.stdout == "set()\n", answer.stderr
 
 
@@ -151,9 +148,7 @@ def test_without_the_extra_one_line_names_it():
         "import sys; sys.modules['click'] = None;"
         " import libhamiregion; from libhamiregion.cli import main; main()"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    answer = finished([sys.executable, "-c", code])
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr.count("\n") == 1
     assert "pip install '.[cli]'" in answer.stderr
@@ -174,7 +169,7 @@ def test_the_library_itself_needs_neither():
 )
 def test_the_shell_completes(line, offered):
     code = "import sys; sys.argv = ['hamiregion']; from libhamiregion.cli import main; main()"
-    script = subprocess.run(
+    script = finished(
         [sys.executable, "-c", code],
         env={
             **os.environ,
@@ -182,9 +177,6 @@ def test_the_shell_completes(line, offered):
             "COMP_WORDS": line,
             "COMP_CWORD": str(line.count(" ")),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert script.returncode == 0
     assert offered in script.stdout

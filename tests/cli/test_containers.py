@@ -3,7 +3,6 @@
 import json
 import os
 import pwd
-import subprocess
 import sys
 
 import attrs
@@ -13,6 +12,7 @@ from support.cli_scene import GIB, POD_LONG, table
 from support.command_line import COMMAND, call, environment, run
 from support.containers import needs_namespaces
 from support.node_scene import NodeScene
+from support.process import finished
 
 from libhamiregion import DeviceUsage, create_region
 from libhamiregion.node import ProcessDeviceRow
@@ -168,11 +168,9 @@ def test_containers_by_gpu_sums_up_limits(scene):
 def test_ps_from_a_container_says_that_it_cannot_see_all(scene):
     """A process of another pid namespace is unknown, never dead."""
     inside = ("unshare", "--pid", "--fork", "--mount-proc")
-    done = subprocess.run(
+    done = finished(
         [*inside, *COMMAND, *scene.arguments("ps")],
         env=environment(scene.driver.environment()),
-        capture_output=True,
-        text=True,
         check=True,
     )
     states = [(row["STATE"], row["PID"]) for row in table(done.stdout)]
@@ -191,14 +189,12 @@ with FakeNode(sys.argv[1]) as node:
     for each in words:
         subprocess.run([*sys.argv[2:], *each], env={**os.environ, VARIABLE: region}, check=True)
 """.replace("VARIABLE", repr("CUDA_DEVICE_MEMORY_SHARED_CACHE"))
-    done = subprocess.run(
+    done = finished(
         [
             *("unshare", "--pid", "--fork", "--mount-proc"),
             *(sys.executable, "-c", script, str(tmp_path / "node"), *COMMAND),
         ],
         env=environment(),
-        capture_output=True,
-        text=True,
         check=True,
     )
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -240,14 +236,12 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path):
     path = tmp_path / "usage.cache"
     create_region(path, uuids=[GPU])
     (tmp_path / "containers").mkdir()
-    done = subprocess.run(
+    done = finished(
         [
             *("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ATTACH_AND_LOOK),
             *(str(path), str(tmp_path / "containers")),
         ],
         env=environment(),
-        capture_output=True,
-        text=True,
         check=True,
     )
     without, outside = (json.loads(line)["containers"] for line in done.stdout.splitlines())

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from support.command_line import call
 from support.exporter_process import ExporterProcess, environment, exporter_process, once, run
 from support.exposition import parsed
 from support.node_scene import NodeScene
+from support.process import finished
 from support.scrapers import Scraper, ask
-from support.wait import PATIENCE_S
 
 from libhamiregion.exporter import MetricsServer
 from libhamiregion.node import Observer
@@ -158,13 +157,8 @@ def test_a_missing_extra_is_one_clear_line(files, tmp_path, module):
         f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'hamiregion';"
         " from libhamiregion.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words, *map(str, arguments(files))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = finished(
+        [sys.executable, "-c", program, *words, *map(str, arguments(files))], env=environment()
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

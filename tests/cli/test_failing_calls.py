@@ -15,6 +15,7 @@ from support import failing_calls
 from support.c_tools import SOURCES
 from support.failing_calls import OPERATIONS
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.process import finished
 from support.stress import SHARE
 
 SCRIPT = Path(failing_calls.__file__)
@@ -41,16 +42,13 @@ def problems(shim: Path, *operations: str, all_errors: bool) -> dict[str, tuple[
     """How many calls each makes, and what was wrong after one of them had failed."""
     # Another test's process that never shows its maps keeps the descriptors of who reads them.
     alone = () if why_no_new_namespace() else NEW_NAMESPACE
-    ran = subprocess.run(
+    ran = finished(
         [*alone, sys.executable, str(SCRIPT), str(int(all_errors)), *operations],
         env={
             **os.environ,
             "LD_PRELOAD": str(shim),
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, tuple[int, list[str]]] = json.loads(ran.stdout)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from fake_nvml.driver import FakeDriver
 from support.command_line import call, on_terminal, run
 from support.node_scene import SceneContainer
 from support.plan_scene import PlanScene
-from support.wait import PATIENCE_S
+from support.process import finished
 
 import libhamiregion as hami
 
@@ -364,13 +363,8 @@ main()
 def test_a_raise_that_fails_leaves_room_for_the_next_container(shared, fake_driver):
     scene, a, b = shared
     words = ("limits", "set", "--all", "*", "--memory", "13GiB", *scene.options)
-    answer = subprocess.run(
-        [sys.executable, "-c", FAILS_ONCE, str(a.path), *words],
-        env=fake_driver.environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    answer = finished(
+        [sys.executable, "-c", FAILS_ONCE, str(a.path), *words], env=fake_driver.environment()
     )
     assert answer.returncode == 1
     assert answer.stderr.startswith("Error: research/a/train: ")

@@ -11,6 +11,7 @@ import pytest
 from support.command_line import COMMAND, Terminal, call, environment, start
 from support.node_scene import GIB
 from support.plan_scene import PlanScene, plan_yaml
+from support.process import finished
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region
@@ -107,13 +108,8 @@ def test_a_node_on_the_plan_needs_no_change_and_equal_devices_share_a_line(scene
     scene.plan_file("{select: {}, set: {priority: 1}}")
     answer = limits("diff", scene)
     assert (answer.returncode, answer.stdout) == (0, "nothing is to be changed\n")
-    piped = subprocess.run(
-        [*COMMAND, "limits", "diff", "-", *scene.options],
-        input=plan_yaml(SIX),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
+    piped = finished(
+        [*COMMAND, "limits", "diff", "-", *scene.options], input=plan_yaml(SIX), env=environment()
     )
     assert piped.returncode == 3, piped.stderr
     (_, row) = piped.stdout.splitlines()

@@ -15,6 +15,7 @@ from support.cli_scene import POD_LONG
 from support.command_line import COMMAND, call
 from support.containers import needs_namespaces
 from support.exporter_process import exporter_process
+from support.process import finished
 
 from libhamiregion.observation.json import MAX_LINES_BYTES, from_lines
 from libhamiregion.services.document_socket import VARIABLE
@@ -168,13 +169,7 @@ def test_a_file_that_is_no_document_is_refused(tmp_path):
 
 
 def from_stdin(text: str, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, verb, "--from", "-", *options],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return finished([*COMMAND, verb, "--from", "-", *options], input=text)
 
 
 def lines_of(**documents: str) -> str:

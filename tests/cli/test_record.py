@@ -20,6 +20,7 @@ from support.containers import needs_namespaces
 from support.node_fixtures import node_scene
 from support.node_scene import GIB, NodeScene
 from support.own_cgroups import needs_cgroups
+from support.process import finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 from typing_extensions import Self
@@ -187,7 +188,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     if shutil.which("mount") is None:
         pytest.skip("needs mount")
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = finished(command)
     if done.returncode != 0:
         pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
     yield directory

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
 from support.command_line import Terminal
+from support.process import finished
 from support.run_scene import REGION, RunScene, variables
 from support.wait import PATIENCE_S, eventually
 
@@ -88,11 +89,9 @@ def test_the_exit_code_is_the_programs(runs):
     assert killed.returncode == -signal.SIGKILL
     # As a shell tells it.
     word = " ".join(runs.command("sh", "-c", "kill -TERM $$"))
-    shell = subprocess.run(
+    shell = finished(
         ["sh", "-c", f"{word.replace('kill -TERM $$', repr('kill -TERM $$'))}; echo $?"],
         env=runs.environment(),
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert shell.stdout == f"{128 + signal.SIGTERM}\n"
@@ -134,9 +133,7 @@ def test_the_command_becomes_the_program(runs):
 def test_the_program_inherits_nothing_that_the_command_needed(runs):
     """No descriptor, no signal that is ignored or blocked."""
     script = "ls /proc/$$/fd; exec grep -E 'SigIgn|SigBlk' /proc/self/status"
-    bare = subprocess.run(
-        ["sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-    )
+    bare = finished(["sh", "-c", script], stdin=subprocess.DEVNULL, check=True)
     assert runs.run("--", "sh", "-c", script).stdout == bare.stdout
 
 
@@ -162,12 +159,9 @@ def test_a_caller_may_ignore_the_ends_of_children(runs):
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    answer = subprocess.run(
+    answer = finished(
         [sys.executable, "-c", ignoring, *runs.command("--", "echo", "started")],
         env=runs.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (answer.returncode, answer.stdout) == (0, "started\n"), answer.stderr
     eventually(lambda: not runs.directories())
@@ -250,11 +244,9 @@ def test_a_program_that_libvgpu_limits_is_refused(runs, tmp_path):
         "try: environment(driver=sys.argv[2]).__enter__()\n"
         "except LaunchError as error: print(error)"
     )
-    answer = subprocess.run(
+    answer = finished(
         [sys.executable, "-c", code, str(libvgpu), str(runs.driver)],
         env=runs.environment(),
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert answer.stdout.startswith("libvgpu.so limits this program already")

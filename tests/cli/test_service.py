@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.answers import check_answer
 from support.command_line import COMMAND, environment, logging_kept
+from support.process import piped
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.service import ServiceLog
@@ -109,13 +110,7 @@ print("left", sys.stdin.readline().strip(), flush=True)
 
 @pytest.fixture
 def worker() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    with piped([sys.executable, "-c", PROGRAM], stderr=subprocess.DEVNULL) as process:
         assert line(process) == "ready"
         yield process
         process.kill()

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from support.answers import check_answer
 from support.command_line import COLOUR, COMMAND, Terminal, call, interrupt, on_terminal, run, start
+from support.process import finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 
@@ -155,7 +156,7 @@ def test_a_version_to_come_is_named(path):
 @pytest.mark.parametrize("words", [["show"], ["--help"], ["--version"]])
 def test_a_full_disk_is_a_failure(path, words):
     code = f"exec {shlex.join([*COMMAND, *words, *[path] * ('show' in words)])} > /dev/full"
-    answer = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=False)
+    answer = finished(["sh", "-c", code])
     assert (answer.returncode, answer.stderr) == (1, "Error: No space left on device\n")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from api_server import Cluster
 from build_apiserver import CHARTS
+from support.process import finished
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "libhamiregion"
 NAMESPACE = "hamiregion"
@@ -33,13 +34,10 @@ def helm(*words: object, values: Mapping[str, Any] | None = None, home: Path | N
     It keeps nothing between calls unless it has a home.
     """
     given = () if values is None else ("--values", "-")
-    return subprocess.run(
+    return finished(
         [CHARTS.directory / "helm", *map(str, words), *given],
         input=None if values is None else json.dumps(values),
         env={**os.environ, **dict.fromkeys(_PLACES, str(home or "/nonexistent"))},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -76,16 +74,13 @@ def in_cluster(cluster: Cluster, *words: object, values: Values | None = None) -
 def kubectl(cluster: Cluster, *words: str, text: str | None = None) -> Done:
     """`kubectl WORDS`, with `-f -` if there is a text, by the kubectl of the server's version."""
     directory = cluster.directory
-    return subprocess.run(
+    return finished(
         [
             *(str(cluster.kubectl), "--kubeconfig", str(cluster.kubeconfig(directory / "admin"))),
             *("--cache-dir", str(directory / "kubectl-cache")),
             *(words if text is None else (*words, "-f", "-")),
         ],
         input=text,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -22,6 +22,7 @@ import pytest
 from api_server import PATCH, Cluster, pods_path
 from chart import CHART, NAMESPACE, documents, pod_of
 from support.command_line import call
+from support.process import finished
 from support.wait import eventually
 
 from libhamiregion import open_region
@@ -453,9 +454,7 @@ def test_a_node_is_observed_as_a_document_that_the_program_shows_again(scene):
 
 def shown_again(lines: str) -> list[str]:
     command = [sys.executable, "-m", "libhamiregion", "containers", "--from", "-"]
-    return subprocess.run(
-        command, input=lines, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    return finished(command, input=lines, check=True).stdout.splitlines()
 
 
 def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene):

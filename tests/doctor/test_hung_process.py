@@ -11,6 +11,7 @@ from support.command_line import COMMAND, environment
 from support.containers import needs_namespaces
 from support.lock_bytes import hold
 from support.node_scene import SceneContainer
+from support.process import finished
 from support.wait import PATIENCE_S
 
 pytestmark = [needs_namespaces, needs_bound_fifo]
@@ -33,14 +34,7 @@ def hung(doctor_node, tmp_path) -> tuple[SceneContainer, tuple[str, ...]]:
 
 def shown(reader: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
     began_s = time.monotonic()
-    answer = subprocess.run(
-        [*reader, *COMMAND, *words],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    answer = finished([*reader, *COMMAND, *words], env=environment())
     assert answer.returncode != 99, answer.stderr
     assert time.monotonic() - began_s < BOUND_S, words
     return answer

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from support.exporter_process import exporter_process
 from support.exposition import WITHOUT_DOCTOR, parsed
 from support.node_scene import NodeScene
+from support.process import piped
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 
@@ -96,9 +96,7 @@ sys.stdin.read()
 def mapping(paths: list[Path]) -> Iterator[int]:
     """A process that maps these files, as their users do."""
     command = [sys.executable, "-c", MAPS_ALL, *map(str, paths)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with piped(command) as process:
         assert process.stdout.readline() == "mapped\n"
         yield process.pid
         process.communicate("")

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import Authority, needs_openssl
+from support.process import piped
 from support.scrapers import (
     GOOD_REQUEST,
     Crowd,
@@ -291,13 +292,7 @@ def test_without_room_for_a_thread_the_server_goes_on():
         "print('room', flush=True); sys.stdin.readline()\n"
         "server.stop(); print('stopped', flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
+    with piped([sys.executable, "-c", program], stderr=subprocess.PIPE) as run:
         assert run.stdin is not None
         url = run.stdout.readline().strip()
         with connect(url) as refused:

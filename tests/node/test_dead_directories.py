@@ -2,14 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support import fuse_mount
+from support.process import finished
 from support.region_file import truncate
-from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionStale, create_region
 from libhamiregion.region import open_in_container
@@ -61,13 +60,9 @@ def cut_and_look(directory: Path, layout: Layout) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a FUSE")
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs /dev/fuse")
 def test_nothing_that_is_asked_of_the_region_waits_for_the_link(layout, tmp_path):
-    done = subprocess.run(
+    done = finished(
         [sys.executable, __file__, tmp_path, layout.value],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 from support.kubelet import KubeletFiles
 from support.node_root import Root, only, refresh, settle
 from support.pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
+from support.process import finished
 
 from libhamiregion.node import ClaimName, Node, NodeNames, PodName, Selector
 
@@ -284,7 +284,5 @@ def test_the_node_floor_loads_neither_nvml_nor_http():
         "import sys, libhamiregion.node; "
         "print([m for m in ('pynvml', 'urllib3', 'http.client') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True
-    )
+    done = finished([sys.executable, "-c", script], check=True)
     assert done.stdout == "[]\n"

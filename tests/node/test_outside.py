@@ -1,7 +1,6 @@
 """Regions that lie in no root: a node finds them through the processes that map them."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from support.containers import Starter, needs_namespaces
 from support.namespaces import NEW_NAMESPACE
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod
+from support.process import finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
@@ -321,13 +321,8 @@ def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(actor, nod
 def test_no_file_system_of_a_container_is_walked(scene, tmp_path):
     """What the host has mounted is found by map_files, what a container has is left alone."""
     command = [*NEW_NAMESPACE, sys.executable, str(SCENES), scene, str(tmp_path)]
-    ran = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=2 * PATIENCE_S,
-        check=False,
+    ran = finished(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=2 * PATIENCE_S
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -1,10 +1,10 @@
 """What is made of an observation reads nothing else: no file, no /proc, no region."""
 
-import subprocess
 import sys
 
 import pytest
 from support.lock_bytes import NOBODY, hold
+from support.process import finished
 from support.region_file import RegionFile
 
 from libhamiregion import Layout
@@ -54,13 +54,7 @@ def test_findings_rows_samples_series_and_page_are_functions_of_the_document(tmp
         hold(file, NOBODY)
         with fake.node() as node:
             text = to_json(Observer(node).observe())
-    answer = subprocess.run(
-        [sys.executable, "-c", READS_NOTHING],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    answer = finished([sys.executable, "-c", READS_NOTHING], input=text)
     assert answer.returncode == 0, answer.stderr
     *kinds, refused = answer.stdout.split()
     assert {"dead_process_counted", "lock_stuck"} <= set(kinds)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
 from support.cuda_program import CudaProgram
 from support.limited import Limited
+from support.process import finished
 
 CLIENTS = Path(__file__).parent / "clients"
 CONTEXT = 256 * MIB
@@ -31,9 +31,7 @@ def need(module: str) -> None:
 
 
 def python(environment: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    done = finished([sys.executable, *arguments], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

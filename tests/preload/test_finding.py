@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_cuda.driver import GIB
 from support.limited import Limited
+from support.process import finished
 
 from libhamiregion.run.libraries import preloaded_library
 
@@ -84,9 +85,7 @@ def test_the_ways_are_those_of_the_driver_itself(gpus, c_programs):
 def test_functions_that_an_older_driver_lacks_are_not_shown_by_their_name():
     """A program that finds one by dlsym() takes the driver for one that has it."""
     library = Path(preloaded_library()).with_name("libcuda-standin.so")
-    shown = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
-    ).stdout
+    shown = finished(["nm", "-D", "--defined-only", str(library)], check=True).stdout
     names = {line.split()[-1] for line in shown.splitlines()}
     assert "cuMemAlloc_v2" in names
     assert names.isdisjoint(

@@ -1,6 +1,5 @@
 """A program is held to the memory limit of its region, and shown it as its GPU."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from support.cuda_program import (
 )
 from support.limited import Limited
 from support.lock_bytes import hold, is_free
+from support.process import piped
 from support.region_file import RegionFile
 from support.wait import eventually
 
@@ -297,12 +297,8 @@ def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(limited, c_p
     """Whichever of them has reaped it."""
     threads, size = 8, 64 * MIB
     scene = limited(memory=[2 * CONTEXT + threads * size])
-    survivor = subprocess.Popen(
-        [str(c_programs / "together"), str(threads), str(size)],
-        env=scene.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    survivor = piped(
+        [str(c_programs / "together"), str(threads), str(size)], env=scene.environment()
     )
     try:
         assert survivor.stdout.readline() == "started\n"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from support.process import finished
 
 yaml = pytest.importorskip("yaml")
 
@@ -35,9 +35,7 @@ def test_rules_and_dashboard_of_the_chart_are_those_of_deploy():
 def test_the_alerts_fire_when_they_should_and_only_then():
     directory = DEPLOY / "prometheus"
     for words in (("check", "rules", "rules.yaml"), ("test", "rules", "rules_test.yaml")):
-        done = subprocess.run(
-            ["promtool", *words], cwd=directory, capture_output=True, text=True, check=False
-        )
+        done = finished(["promtool", *words], cwd=directory)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

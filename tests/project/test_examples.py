@@ -20,6 +20,7 @@ import pytest
 import yaml
 from support.exposition import parsed
 from support.node_scene import NodeScene
+from support.process import finished
 from support.region_file import RegionFile
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S
@@ -82,13 +83,8 @@ def start_example(
     name: str, *arguments: object, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run an example as a program, to its end."""
-    return subprocess.run(
-        [sys.executable, EXAMPLES / name, *map(str, arguments)],
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
+    return finished(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)], env={**os.environ, **(env or {})}
     )
 
 
@@ -346,12 +342,9 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 
 def run_notebook(path: Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {name: text for name, text in os.environ.items() if name != "HOOK_PATH"}
-    return subprocess.run(
+    return finished(
         [sys.executable, "-c", KERNEL, str(path)],
         env={**environment, **more},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=4 * PATIENCE_S,
     )
 
@@ -407,12 +400,9 @@ def command_on_path(directory: Path, runs: RunScene) -> dict[str, str]:
 def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs, tmp_path):
     limits = 'hamiregion limits get "$CUDA_DEVICE_MEMORY_SHARED_CACHE" --json'
     wait_for_all = f"until {limits} | grep -q null; do sleep 0.1; done; echo all; exit 7"
-    done = subprocess.run(
+    done = finished(
         ["sh", str(EXAMPLES / "two_programs.sh"), limits, wait_for_all],
         env=command_on_path(tmp_path, runs),
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 7, done.stderr
@@ -429,12 +419,9 @@ def test_the_programs_of_the_page_about_budgets_run(runs, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import os; print(os.environ['LD_LIBRARY_PATH'])")
     for program in programs:
-        done = subprocess.run(
+        done = finished(
             [sys.executable, "-c", program],
             env=command_on_path(tmp_path, runs),
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=4 * PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr

@@ -1,12 +1,12 @@
 """What the tree says about itself is true of it."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from support.process import finished
 
 from libhamiregion import Layout
 
@@ -17,7 +17,7 @@ needs_tree = pytest.mark.skipif(not WORKFLOWS, reason="needs the whole tree")
 
 
 def test_a_program_without_logging_sees_none_of_ours():
-    said = subprocess.run(
+    said = finished(
         [
             sys.executable,
             "-c",
@@ -27,8 +27,6 @@ def test_a_program_without_logging_sees_none_of_ours():
             ),
         ],
         check=True,
-        capture_output=True,
-        text=True,
     )
     assert (said.stdout, said.stderr) == ("", "")
 
@@ -53,9 +51,7 @@ def test_workflows_may_read_and_nothing_else_unless_a_job_says_so():
 @needs_tree
 def test_the_source_distribution_is_told_of_all_that_the_tree_has():
     """`make wheel` builds one, and compares each file."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    listed = finished(["git", "ls-files"], cwd=ROOT)
     if listed.returncode:
         pytest.skip("needs a clone")
     manifest = set((ROOT / "MANIFEST.in").read_text().split())
@@ -68,13 +64,7 @@ def test_the_source_distribution_is_told_of_all_that_the_tree_has():
 
 @needs_tree
 def test_an_installation_is_built_anew_when_a_file_of_the_core_changes():
-    said = subprocess.run(
-        ["make", "--print-data-base", "--question", "help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+    said = finished(["make", "--print-data-base", "--question", "help"], cwd=ROOT).stdout
     inputs = re.search(r"^\S+/\.installed\S*: (.*)", said, re.MULTILINE)
     core = {each.relative_to(ROOT).as_posix() for each in (ROOT / "csrc").rglob("*.[ch]")}
     assert core - set(inputs[1].split()) == set()
@@ -113,12 +103,10 @@ def test_constraints_pin_each_dependency():
 
 @needs_tree
 def test_all_that_make_installs_is_pinned_and_what_builds_it_too():
-    said = subprocess.run(
+    said = finished(
         ["make", "--dry-run", "VENV=none", "none/.installed", "none/.lint", "none/.docs"],
         cwd=ROOT,
         check=True,
-        capture_output=True,
-        text=True,
     ).stdout
     installs = [line for line in said.splitlines() if " -m pip " in line]
     assert len(installs) >= 4

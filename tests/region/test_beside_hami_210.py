@@ -5,7 +5,6 @@ What libvgpu does is played by a process of its own (`libvgpu_210.py`), as its s
 
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from support import libvgpu_210
+from support.process import piped
 from support.region_file import RegionFile
 from support.slot_bytes import MARK_FLAG, attached, pids
 
@@ -25,12 +25,7 @@ class Libvgpu:
     """A process of libvgpu's."""
 
     def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, libvgpu_210.__file__, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = piped([sys.executable, libvgpu_210.__file__, str(path)])
         self.pid = self.process.pid
 
     def tell(self, *words: object) -> Any:

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pydoc
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import pytest
+from support.process import finished
 
 import libhamiregion
 import libhamiregion.agent
@@ -120,9 +120,7 @@ def test_the_version_is_that_of_the_installed_distribution():
 )
 def test_an_extra_that_is_missing_is_named(package, code, extra):
     hidden = f"import sys; sys.modules[{package!r}] = None; {code}"
-    done = subprocess.run(
-        [sys.executable, "-c", hidden], capture_output=True, text=True, check=False
-    )
+    done = finished([sys.executable, "-c", hidden])
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: ")
     assert f"pip install '.[{extra}]'" in last

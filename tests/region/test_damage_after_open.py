@@ -1,13 +1,12 @@
 """A region that is damaged, remade or truncated while it is open: errors, and no edit."""
 
-import subprocess
 import sys
 
 import pytest
 from support.namespaces import own_mounts
+from support.process import finished
 from support.region_calls import EDITS, GIB, READS, Call
 from support.region_file import MAGIC, RegionFile, locate
-from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -195,11 +194,5 @@ print("alive")
 def test_a_hole_for_which_there_is_no_room_is_survived(tmp_path):
     """Once there is room again the region is as good as before."""
     inside = own_mounts(f"-t tmpfs -o size=256k,mode=700 none {tmp_path}")
-    done = subprocess.run(
-        [*inside, sys.executable, "-c", FULL_TMPFS, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = finished([*inside, sys.executable, "-c", FULL_TMPFS, tmp_path])
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.process import finished
 from support.stress import scaled
 from support.wait import PATIENCE_S
 
@@ -74,13 +75,7 @@ PROGRAM = """
 
 def run(path: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     program = "import os, signal, sys\n" + "\n".join(textwrap.dedent(part) for part in parts)
-    return subprocess.run(
-        [sys.executable, "-c", program, path],
-        capture_output=True,
-        text=True,
-        timeout=60 + PATIENCE_S,
-        check=False,
-    )
+    return finished([sys.executable, "-c", program, path], timeout=60 + PATIENCE_S)
 
 
 def survive(path: Path, *parts: str) -> None:

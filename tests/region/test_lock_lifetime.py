@@ -4,13 +4,13 @@ import itertools
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 from support.lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
 from support.namespaces import FOREIGN_OWNER, is_number, own_mounts
+from support.process import finished
 from support.recovering import HOLD_STRUCT, assert_usable, did, recover
 from support.slot_bytes import pids, used
 from support.wait import PATIENCE_S, eventually
@@ -221,13 +221,7 @@ ENDINGS = {
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(ending, file):
     file.add_process(NOBODY, {0: 7})
-    ended = subprocess.run(
-        [sys.executable, "-c", END.format(ending), str(file.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    ended = finished([sys.executable, "-c", END.format(ending), str(file.path)])
     assert (ended.returncode, ended.stderr) == (0, "")
     assert is_free(file)
     assert pids(file) == [NOBODY]
@@ -292,12 +286,8 @@ with open_region(sys.argv[1], writable=True) as region:
 @pytest.mark.root
 def test_without_proc_a_region_is_opened_and_locked_like_any(layout, region_file):
     file = region_file(layout)
-    done = subprocess.run(
-        [*own_mounts("-t tmpfs none /proc"), sys.executable, "-c", WITHOUT_PROC, file.path],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
+    done = finished(
+        [*own_mounts("-t tmpfs none /proc"), sys.executable, "-c", WITHOUT_PROC, file.path]
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert is_free(file)

@@ -1,12 +1,12 @@
 """A program finds its own region by libvgpu's rule, and opens it without harm to a libvgpu."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.lock_bytes import hold
+from support.process import finished
 
 from libhamiregion import (
     NotARegion,
@@ -51,9 +51,7 @@ print(json.dumps([descriptors, "BlockingIOError" in asked.stderr]))
 
 def looked(path: Path, how: str) -> tuple[list[int], bool]:
     """The descriptors after each look, and whether the process still has its lock."""
-    done = subprocess.run(
-        [sys.executable, "-c", HOLDER, path, how], check=True, capture_output=True, text=True
-    )
+    done = finished([sys.executable, "-c", HOLDER, path, how], check=True)
     descriptors, is_locked = json.loads(done.stdout)
     return descriptors, is_locked
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
 from support.actors import map_libvgpu
+from support.process import finished
 from support.run_scene import REGION
 
 import libhamiregion as hami
@@ -124,9 +125,7 @@ def test_the_driver_is_found_where_the_loader_finds_it(runs, settings):
         "del os.environ['LD_LIBRARY_PATH']\n"
         "run(sys.argv[1:], check=True)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], env=env, capture_output=True, text=True, check=True
-    )
+    done = finished([sys.executable, "-c", code, *command], env=env, check=True)
     assert done.stdout == f"{runs.driver}/libcuda.so.1\n"
 
 

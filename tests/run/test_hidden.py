@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.containers import children_of
+from support.process import finished, piped
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
@@ -67,12 +68,7 @@ def scene(fake_libraries, public_directory) -> Iterator[RunScene]:
 def hidden(*command: str, pid_namespace: bool = False) -> list[str]:
     """The command as an ordinary user, where /proc hides the others; skips where that cannot be."""
     inside = [*(PID_NAMESPACE if pid_namespace else MOUNTS), "sh", "-c", HIDING, "sh", *AS_NOBODY]
-    tried = subprocess.run(
-        [*inside, sys.executable, "-c", "import libhamiregion, click"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = finished([*inside, sys.executable, "-c", "import libhamiregion, click"])
     if tried.returncode != 0:
         pytest.skip(f"no ordinary user can run this here: {tried.stderr.strip()[-200:]}")
     return [*inside, *command]
@@ -92,13 +88,10 @@ class FirstProcess:
 
     def __init__(self, scene: RunScene, region: Path) -> None:
         program = (ordinary_python(), "-c", FIRST)
-        self._process = subprocess.Popen(
+        self._process = piped(
             hidden(*scene.command("--region", str(region), "--", *program), pid_namespace=True),
             env=scene.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.pid, *self.codes = json.loads(self._process.stdout.readline())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.forked import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.process import finished
 from support.run_scene import REGION
 from support.wait import eventually
 
@@ -259,11 +260,9 @@ def test_what_a_link_leads_to_is_not_touched(mine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
 def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(runs):
-    answer = subprocess.run(
+    answer = finished(
         [*NEW_NAMESPACE, *runs.command("--", "sh", "-c", "echo $$ /proc/[0-9]*")],
         env=runs.environment(),
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert answer.stdout == "1 /proc/1\n"

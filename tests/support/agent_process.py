@@ -18,6 +18,7 @@ from support.agent_tasks import MONITOR
 from support.answers import check_answer
 from support.command_line import call
 from support.node_scene import NodeScene
+from support.process import finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
@@ -134,13 +135,7 @@ def agents(scene: NodeScene, directory: Path) -> Iterator[Callable[..., Agent]]:
 
 def run(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """What should not start."""
-    return subprocess.run(
-        [*COMMAND, "--root", str(root), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    return finished([*COMMAND, "--root", str(root), *words])
 
 
 def once(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":

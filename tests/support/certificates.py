@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+
+from support.process import finished
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,5 @@ class Authority:
 
 
 def _openssl(*arguments: object) -> None:
-    done = subprocess.run(
-        ["openssl", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    done = finished(["openssl", *map(str, arguments)])
     assert done.returncode == 0, done.stderr

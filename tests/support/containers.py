@@ -21,6 +21,7 @@ from libhamiregion.node import Container as NodeContainer
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
 from libhamiregion.node.procfs import file_identity
 from support.container_factory import ForkedProcess, factory
+from support.process import finished, piped
 from support.reaping import reap_in_time
 from support.wait import PATIENCE_S
 
@@ -58,11 +59,8 @@ class Container:
             self.process = factory().fork(depth)
         else:
             # What /proc shows of an environment is what a program was started with.
-            self.process = subprocess.Popen(
+            self.process = piped(
                 [*prefix, *UNSHARE * depth, sys.executable, str(SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
                 env={**os.environ, **(environment or {})},
             )
         self.init_pid: int = self.tell("pid")
@@ -185,7 +183,7 @@ class mounted_proc:  # noqa: N801
     def __enter__(self) -> Path:
         self.path.mkdir()
         command = ["mount", "-t", "proc", "-o", self.options, "proc", str(self.path)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = finished(command)
         if done.returncode != 0:
             pytest.skip(f"needs the right to mount /proc: {done.stderr.strip()}")
         return self.path

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.process import piped
+
 CHILD = Path(__file__).with_name("cuda_calls.py")
 
 OUT = "out"
@@ -41,13 +43,10 @@ class CudaProgram:
     """One process. `call` gives codes and what was written, `do` asserts that the code is 0."""
 
     def __init__(self, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
-        self.process = subprocess.Popen(
+        self.process = piped(
             [*prefix, sys.executable, "-I", "-S", str(CHILD)],
             env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.pid = self.process.pid
 

@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from support.command_line import call
+from support.process import finished
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
@@ -41,14 +42,7 @@ def once(
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """What should not start, as a process."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return finished([*COMMAND, *map(str, arguments)], env=environment())
 
 
 class ExporterProcess:

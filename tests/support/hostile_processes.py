@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.process import piped
 from support.wait import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -41,9 +42,7 @@ class _Program:
     """A program that says a line now and then, and ends with its standard input."""
 
     def __init__(self, *command: object) -> None:
-        self._process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = piped(list(map(str, command)))
 
     def heard(self) -> str:
         """Its next line."""

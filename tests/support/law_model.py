@@ -1,13 +1,14 @@
 """The control law on the models of a GPU in tests/preload/law_model.c, and with a saved NVML."""
 
 import statistics
-import subprocess
 from collections import defaultdict
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+from support.process import finished
 
 LIMITS = (20, 50, 80)
 # Points above and below the limit, by milliseconds between two samples.
@@ -31,7 +32,7 @@ class Played:
 def play(programs: Path, **settings: int) -> Played:
     """Run the model, which is built in that directory; its comment explains the settings."""
     command = [str(programs / "law_model"), *(f"{key}={settings[key]}" for key in settings)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    answer = finished(command, check=True).stdout
     return Played(*map(float, answer.split()))
 
 

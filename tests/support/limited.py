@@ -1,6 +1,5 @@
 """A region on fake GPUs, and the programs that are held to it."""
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import libhamiregion as hami
 from libhamiregion.run.driver import Driver
 from libhamiregion.run.libraries import preloaded_library, stand_in_links
 from support.cuda_program import CudaProgram
+from support.process import Finished, finished
 
 INJECTIONS = ("standin", "preload")
 
@@ -62,11 +62,9 @@ class Limited:
         self.programs.append(CudaProgram(self.environment(**more)))
         return self.programs[-1]
 
-    def run(self, *command: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *command: str, **more: str) -> Finished:
         """Run another program under the region to its end."""
-        return subprocess.run(
-            command, env=self.environment(**more), capture_output=True, text=True, check=False
-        )
+        return finished(command, env=self.environment(**more))
 
     def used(self, device: int = 0) -> int:
         """What the region counts on a device, over all processes."""

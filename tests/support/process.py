@@ -1,16 +1,73 @@
-"""A program that runs alongside a test: started, awaited by what it prints, and always ended."""
+"""Programs of a test: one that has run to its end, or one alongside, which is always ended."""
 
+import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import Self
 
 from support.wait import PATIENCE_S, eventually
+
+Finished = subprocess.CompletedProcess[str]
+
+
+def finished(
+    words: Iterable[object], *, check: bool = False, timeout: float = PATIENCE_S, **settings: Any
+) -> Finished:
+    """A program that has run to its end, in time, and what it has written as text."""
+    command = [str(word) for word in words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=check, **settings
+    )
+
+
+def piped(words: Iterable[object], **settings: Any) -> "subprocess.Popen[str]":
+    """A program that is spoken to as text."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([str(word) for word in words], text=True, **pipes, **settings)
+
+
+class Stranger:
+    """A process that is no child of ours, by its pidfd."""
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        info = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
+        self.pid = int(info.partition("\nPid:")[2].split()[0])
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return once it has ended and its number is free."""
+        if self._pidfd < 0:
+            return
+        ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
+        assert ended, f"process {self.pid} does not end"
+        # A moment later its number is free as well: its parent ignores SIGCHLD.
+        eventually(self._is_gone)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _is_gone(self) -> bool:
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
 
 class Program:

@@ -12,7 +12,7 @@ from fake_nvml.driver import STATE
 from libhamiregion.run import cleaner
 from support.command_line import COMMAND, checked, environment
 from support.cuda_program import CHILD, CudaProgram
-from support.wait import PATIENCE_S
+from support.process import finished, piped
 
 PROGRAM = (sys.executable, "-I", "-S", str(CHILD))
 REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -52,26 +52,15 @@ class RunScene:
 
     def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run `hamiregion run --driver … ARGUMENTS` to its end."""
-        answer = subprocess.run(
-            self.command(*arguments),
-            env=self.environment(**more),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
+        answer = finished(
+            self.command(*arguments), env=self.environment(**more), stdin=subprocess.DEVNULL
         )
         return checked(answer)
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Start it; ended with the scene."""
-        process = subprocess.Popen(
-            self.command(*arguments),
-            env=self.environment(**more),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        process = piped(
+            self.command(*arguments), env=self.environment(**more), stderr=subprocess.PIPE
         )
         self._started.append(process)
         return process

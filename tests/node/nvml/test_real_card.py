@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 from fake_nvml.driver import STATE
+from support.process import finished
 
 # Becomes a process of the first GPU by the CUDA driver's own functions, and looks at itself.
 REAL = """
@@ -45,7 +45,7 @@ with NvmlSampler() as sampler:
 def test_a_real_card_tells_of_itself_and_of_a_process_on_it():
     env = {name: value for name, value in os.environ.items() if name != STATE}
     command = [sys.executable, "-c", REAL]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = finished(command, env=env)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     if "skip" in told:
@@ -85,7 +85,7 @@ with NvmlSampler(sensors=True) as sampler:
 def test_a_real_card_has_sensors_in_a_possible_range():
     env = {name: value for name, value in os.environ.items() if name != STATE}
     command = [sys.executable, "-c", SENSORS]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = finished(command, env=env)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     if not told["devices"]:

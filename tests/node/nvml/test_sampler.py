@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 import threading
 
 import pynvml
 import pytest
 from fake_nvml.scenes import CARD, GPU, MIB, SECOND, initialisations
+from support.process import finished
 
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
@@ -74,7 +74,7 @@ def test_threads_share_a_sampler(fake_driver):
 
 def run_python(code: str, env: dict[str, str]) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = finished(command, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
