@@ -251,9 +251,6 @@ def between(scene, monkeypatch) -> Callable[[Callable[[], object]], None]:
     return arrange
 
 
-Between = Callable[[Callable[[], object]], None]
-
-
 def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(scene, between):
     directory = scene.leave()
     before = (directory / "usage.cache").read_bytes()

@@ -75,8 +75,8 @@ def entering(namespace: int) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def start(scene, tmp_path) -> Iterator[Callable[..., Agent]]:
-    with agents(scene, tmp_path) as starter:
+def start(scene) -> Iterator[Callable[..., Agent]]:
+    with agents(scene) as starter:
         yield starter
 
 
@@ -128,9 +128,7 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(scene, start, namesp
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [("--repair",), ("--feedback",), ("--repair", "--once")])
-def test_a_root_that_never_answers_does_not_keep_it_from_ending(
-    scene, tmp_path, namespace, kill_over, words
-):
+def test_a_root_that_never_answers_does_not_keep_it_from_ending(scene, namespace, kill_over, words):
     """Neither in the middle of the first pass, nor before it, nor with --once."""
     kill_over(scene.root)
     env = {**SOON, "HOOK_PATH": str(scene.root.parent)}
@@ -138,7 +136,7 @@ def test_a_root_that_never_answers_does_not_keep_it_from_ending(
         # Its last pass does not hang, and may take its time on a busy machine.
         del env["TEST_LAST_PASS_S"]
     inside = entering(namespace)
-    with Agent(None, *words, log=tmp_path / "log", inside=inside, env=env) as agent:
+    with Agent(None, *words, inside=inside, env=env) as agent:
         agent.wait_until_it_hears_signals()
         if "--repair" in words and "--once" not in words:
             agent.wait_for("started")

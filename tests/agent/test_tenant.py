@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from support.actors import Actor, MakeActor
 from support.containers import UNSHARE, needs_namespaces
-from support.exporter_process import environment, exporter_process
+from support.exporter_process import ExporterProcess, environment
 from support.exposition import parsed
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from support.node_scene import NodeScene
@@ -222,7 +222,7 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path, actor):
         )
 
     with contextlib.ExitStack() as stack:
-        exporter = stack.enter_context(exporter_process(*where))
+        exporter = stack.enter_context(ExporterProcess(*where))
         with events.open("wb") as log:
             agent = subprocess.Popen(
                 [*AGENT, *where, *SHIPPED, "--json"],

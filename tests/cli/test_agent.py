@@ -28,8 +28,8 @@ scene = pytest.fixture(node_scene)
 
 
 @pytest.fixture
-def start(scene, tmp_path) -> Iterator[Callable[..., Agent]]:
-    with agents(scene, tmp_path) as starter:
+def start(scene) -> Iterator[Callable[..., Agent]]:
+    with agents(scene) as starter:
         yield starter
 
 
@@ -269,7 +269,7 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(tmp_path, al
     pods = f"/proc/{os.getpid()}/root{scene.pods}"
     words = removal(scene, "--resync-interval", "1s", "--kubelet-pods", pods)
     inside = ("setpriv", rights, "--inh-caps=-all")
-    with Agent(scene.root, *words, log=tmp_path / "log", inside=inside) as agent:
+    with Agent(scene.root, *words, inside=inside) as agent:
         eventually(lambda: not directory.exists() and not scene.quarantined())
         assert agent.end() == 0
         (event,) = (each for each in agent.events() if each["event"] == "removed")

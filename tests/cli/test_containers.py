@@ -5,7 +5,6 @@ import os
 import pwd
 import sys
 
-import attrs
 import pytest
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.cli_scene import GIB, POD_LONG, table
@@ -14,8 +13,7 @@ from support.containers import needs_namespaces
 from support.node_scene import NodeScene
 from support.process import finished
 
-from libhamiregion import DeviceUsage, create_region
-from libhamiregion.node import ProcessDeviceRow
+from libhamiregion import create_region
 
 pytestmark = needs_namespaces
 
@@ -25,20 +23,9 @@ pytestmark = needs_namespaces
 
 def test_ps_tells_what_uses_the_gpus(scene):
     found = scene.json("ps")
-    assert set(found) == {
-        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "gpus", "processes")
-    }
     assert found["driver"] == {"state": "ok", "message": None, "version": "570.0-fake"}
     assert found["warnings"] == []
     processes = scene.known(found["processes"])
-    for process in processes:
-        assert list(process) == [
-            *("namespace", "pod", "pod_uid", "container", "container_id", "region_path"),
-            *("pid", "host_pid", "state", "status", "uid", "user", "command"),
-            "devices",
-        ]
-        for device in process["devices"]:
-            assert list(device) == [field.name for field in attrs.fields(ProcessDeviceRow)]
     pids = scene.pids
     assert [(each["pod"], each["state"], each["host_pid"]) for each in processes] == [
         (POD_LONG, "alive", pids["serving"]),
@@ -255,23 +242,14 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path):
 
 def test_containers_tells_limits_usage_and_why_there_is_no_region(scene):
     found = scene.json("containers")
-    keys = ["schema", "taken_at_ns", "complete", "warnings", "gaps", "gpus", "containers", "by_gpu"]
-    assert list(found) == keys
     containers = found["containers"]
     by_pod = {each["pod"]: each for each in containers}
     assert [each["pod"] for each in containers] == [POD_LONG, "bert-0", "whole-gpu", None]
     bert = by_pod["bert-0"]
-    assert set(bert) >= {
-        *("namespace", "pod", "pod_uid", "container", "container_id"),
-        *("directory", "region_path", "other_files", "reason", "message"),
-        *("layout", "device_count", "priority", "utilization_switch", "recent_kernel"),
-        *("last_kernel_time_s", "owner_pid", "settled", "lock", "processes", "devices"),
-    }
     assert bert["directory"] == str(scene.bert.directory)
     assert (bert["layout"], bert["reason"], bert["priority"]) == ("1.2", None, 1)
     assert bert["processes"] == {"alive": 2, "dead": 1, "unknown": 0, "unlisted": 0}
     first, second = bert["devices"]
-    assert list(first) == [field.name for field in attrs.fields(DeviceUsage)]
     assert (first["memory_used_bytes"], first["memory_limit_bytes"]) == (6 * GIB, 8 * GIB)
     assert (first["sm_util_percent"], first["sm_limit_percent"]) == (41, 50)
     assert second["sm_limit_percent"] is None

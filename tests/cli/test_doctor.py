@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.command_line import COLOUR, Terminal, call, start
 from support.region_file import RegionFile
+from support.slot_bytes import attached
 
 import libhamiregion as hami
 
@@ -21,15 +19,6 @@ POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 DEAD = 4_194_305
 HOSTILE = "evil\x1b[2J\u202ename"
 
-ATTACH = """
-import os, sys, libhamiregion as hami
-with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
-    slot.charge(0, 2**30)
-    region.set_host_pid(os.getpid(), os.getpid())
-    print("charged", flush=True)
-    sys.stdin.read()
-"""
-
 
 @pytest.fixture(autouse=True)
 def short_settling(monkeypatch) -> None:
@@ -38,18 +27,15 @@ def short_settling(monkeypatch) -> None:
 
 
 @pytest.fixture
-def region(tmp_path) -> Iterator[RegionFile]:
+def region(tmp_path, actor) -> RegionFile:
     """The region of a healthy container with one process."""
     directory = tmp_path / "containers" / f"{POD}_train"
     directory.mkdir(parents=True)
     path = directory / "usage.cache"
     hami.create_region(path, memory_limits=(8 * GIB,), uuids=[GPU])
-    with subprocess.Popen(
-        [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"charged\n"
-        yield RegionFile(path, hami.Layout.V1_2)
-        process.communicate()
+    process = attached(actor(path), GIB)
+    process("region.set_host_pid", process.pid, process.pid)
+    return RegionFile(path, hami.Layout.V1_2)
 
 
 def arguments(region: RegionFile, *more: str) -> tuple[str, ...]:
@@ -114,27 +100,13 @@ def test_json_has_the_same(region):
     make_ill(region)
     code, told = as_json(region, "--only", "dead_process_counted")
     assert code == 3
-    assert set(told) == {
-        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "gpus"),
-        *("dry_run", "repairs", "findings", "left"),
-    }
     (found,) = told["findings"]
-    assert all(found.pop(name) for name in ("evidence", "consequence", "advice"))
-    assert found == {
-        "kind": "dead_process_counted",
-        "severity": "warning",
-        "namespace": None,
-        "pod": None,
-        "pod_uid": POD,
-        "container": "train",
-        "container_id": None,
-        "region_path": str(region.path),
-        "device": 0,
-        "pid": DEAD,
-        "cause": None,
-        "summary": "2 GiB of 1 dead process still counted",
-        "repairable": True,
-    }
+    assert all(found[name] for name in ("evidence", "consequence", "advice", "repairable"))
+    assert (found["kind"], found["severity"]) == ("dead_process_counted", "warning")
+    assert (found["pod_uid"], found["container"]) == (POD, "train")
+    assert (found["device"], found["pid"]) == (0, DEAD)
+    assert found["summary"] == "2 GiB of 1 dead process still counted"
+    assert (found["namespace"], found["pod"], found["cause"]) == (None, None, None)
     assert told["driver"] is None
 
 

@@ -159,6 +159,15 @@ def what_it_is(kind: str) -> str:
     return "symbolic link" if kind.startswith("link") else kind
 
 
+def anything(_: str) -> str:
+    return ""
+
+
+NOTHING: frozenset[str] = frozenset()
+FOLLOWED = frozenset({"link to a good one"})
+LONGER = frozenset({"endless good one"})
+
+
 @attrs.frozen
 class Place:
     """Where a file is opened.
@@ -175,16 +184,23 @@ class Place:
     good: Callable[[Path], object]
     enter: Callable[[Path], Any]
     error: type[Exception] | tuple[type[Exception], ...]
-    says: Callable[[str], str] = what_it_is
-    takes: frozenset[str] = frozenset({"endless good one"})
+    says: Callable[[str], str] = anything
+    takes: frozenset[str] = FOLLOWED
 
 
-FOLLOWED = frozenset({"link to a good one"})
-NOTHING: frozenset[str] = frozenset()
+def region_place(enter: Callable[[Path], Any], error: type[Exception] = NotARegion) -> Place:
+    return Place(a_region, enter, error, what_it_is, LONGER)
 
 
-def anything(_: str) -> str:
-    return ""
+def kubeconfig_place(good: Callable[[Path], object], whose: str, field: str) -> Place:
+    def enter(path: Path) -> None:
+        named_in_a_kubeconfig(path, **{whose: {field: path.name}})
+
+    return Place(good, enter, OSError if field == "tokenFile" else KubernetesError)
+
+
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
 
 
 VERBS = (
@@ -193,66 +209,26 @@ VERBS = (
     ("lock", "recover", "FILE"),
 )
 PLACES = {
-    "identify": Place(a_region, identify, NotARegion),
-    "open_region": Place(a_region, open_region, NotARegion),
-    "open_region to write": Place(
-        a_region, lambda path: open_region(path, writable=True), NotARegion
-    ),
-    "RegionSet.add": Place(a_region, opened_in_set, NotARegion),
-    **{" ".join(words): Place(a_region, verb(*words), Failed) for words in VERBS},
-    "Docker's file of a container": Place(
-        a_docker_config, named_by_docker, Missed, anything, NOTHING
-    ),
-    "a plan": Place(
-        lambda path: path.write_text(PLAN), load_plan, (PlanError, OSError), anything, FOLLOWED
-    ),
-    "a web configuration": Place(
-        lambda path: path.write_text("{}"), load_web_config, WebConfigError, anything, FOLLOWED
-    ),
+    "identify": region_place(identify),
+    "open_region": region_place(open_region),
+    "open_region to write": region_place(lambda path: open_region(path, writable=True)),
+    "RegionSet.add": region_place(opened_in_set),
+    **{" ".join(words): region_place(verb(*words), Failed) for words in VERBS},
+    "Docker's file of a container": Place(a_docker_config, named_by_docker, Missed, takes=NOTHING),
+    "a plan": Place(text(PLAN), load_plan, (PlanError, OSError)),
+    "a web configuration": Place(text("{}"), load_web_config, WebConfigError),
     "a recording": Place(
-        a_recording,
-        Recording,
-        (RecordingError, OSError),
-        anything,
-        FOLLOWED | {"endless good one"},
+        a_recording, Recording, (RecordingError, OSError), takes=FOLLOWED | LONGER
     ),
-    "what plans remember": Place(
-        lambda path: path.write_text("{}"),
-        remembered,
-        (Missed, OSError),
-        anything,
-        NOTHING,
-    ),
+    "what plans remember": Place(text("{}"), remembered, (Missed, OSError), takes=NOTHING),
     "a kubeconfig": Place(
-        lambda path: path.write_text(a_kubeconfig()),
-        lambda path: _find_access(str(path)),
-        KubernetesError,
-        anything,
-        FOLLOWED,
+        text(a_kubeconfig()), lambda path: _find_access(str(path)), KubernetesError
     ),
-    "a kubeconfig's token": Place(
-        lambda path: path.write_text("token"),
-        lambda path: named_in_a_kubeconfig(path, user={"tokenFile": path.name}),
-        OSError,
-        anything,
-        FOLLOWED,
-    ),
-    "a kubeconfig's authority": Place(
-        a_certificate,
-        lambda path: named_in_a_kubeconfig(path, cluster={"certificate-authority": path.name}),
-        KubernetesError,
-        anything,
-        FOLLOWED,
-    ),
-    "a kubeconfig's certificate": Place(
-        a_certificate,
-        lambda path: named_in_a_kubeconfig(path, user={"client-certificate": path.name}),
-        KubernetesError,
-        anything,
-        FOLLOWED,
-    ),
+    "a kubeconfig's token": kubeconfig_place(text("token"), "user", "tokenFile"),
+    "a kubeconfig's authority": kubeconfig_place(a_certificate, "cluster", "certificate-authority"),
+    "a kubeconfig's certificate": kubeconfig_place(a_certificate, "user", "client-certificate"),
     "a certificate to serve with": Place(
-        a_certificate, named_in_a_web_configuration, WebConfigError, anything, FOLLOWED
+        a_certificate, named_in_a_web_configuration, WebConfigError
     ),
 }
 

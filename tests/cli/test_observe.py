@@ -14,7 +14,7 @@ from fake_nvml.scenes import GPU, OTHER
 from support.cli_scene import POD_LONG
 from support.command_line import COMMAND, call
 from support.containers import needs_namespaces
-from support.exporter_process import exporter_process
+from support.exporter_process import ExporterProcess
 from support.process import finished
 
 from libhamiregion.observation.json import MAX_LINES_BYTES, from_lines
@@ -256,7 +256,7 @@ def service(scene, tmp_path_factory) -> Iterator[dict[str, str]]:
     """The environment in the pod of an exporter of the scene."""
     path = tmp_path_factory.mktemp("service") / "observe.sock"
     env = {VARIABLE: str(path), **scene.driver.environment()}
-    with exporter_process(*scene.arguments("")[1:], env=env) as exporter:
+    with ExporterProcess(*scene.arguments("")[1:], env=env) as exporter:
         exporter.wait_until_ready()
         yield env
 

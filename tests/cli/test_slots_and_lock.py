@@ -1,18 +1,16 @@
 """`hamiregion suspend`, `resume`, `reap` and `lock`."""
 
-import contextlib
 import gzip
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
 import pytest
+from support.actors import Actor
 from support.command_line import call
 from support.region_file import RegionFile
+from support.slot_bytes import attached
 
 import libhamiregion as hami
 
@@ -20,23 +18,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 # The layouts whose locks are written to.
 KILLED = sorted(GOLDEN.glob("1.*-owner-killed-holding-lock.cache.gz"))
 
-HOLD = """
-import sys, libhamiregion as hami
-with hami.open_region(sys.argv[1], writable=True) as region, region.lock():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
 GIB = 2**30
 VERBS = ("suspend", "resume", "reap")
-
-ATTACH = """
-import sys, libhamiregion as hami
-with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
-    slot.charge(0, 3 * 2**30)
-    print("charged", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -47,15 +30,17 @@ def path(tmp_path) -> str:
 
 
 @pytest.fixture
-def attached(path) -> Iterator[subprocess.Popen[bytes]]:
+def user(path, actor) -> Actor:
     """A process of the region that holds 3 GiB."""
-    with subprocess.Popen(
-        [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"charged\n"
-        yield process
-        if process.poll() is None:
-            process.communicate()
+    return attached(actor(path), 3 * GIB)
+
+
+@pytest.fixture
+def holder(path, actor) -> Actor:
+    """A process that holds the lock."""
+    process = actor(path)
+    process("lock")
+    return process
 
 
 def status_of(path: str, pid: int) -> int:
@@ -68,8 +53,8 @@ def used(path: str) -> int:
         return region.memory_used(0)
 
 
-def test_suspend_and_resume(path, attached):
-    pid = attached.pid
+def test_suspend_and_resume(path, user):
+    pid = user.pid
     unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no reported device has an SM limit\n"
     words = f"process {pid}: running -> suspended\n{unsure}"
     dry = call("suspend", path, str(pid), "--dry-run")
@@ -83,16 +68,7 @@ def test_suspend_and_resume(path, attached):
     assert again == f"process {pid}: suspended -> suspended (unchanged)\n{unsure}"
 
     answer = json.loads(call("resume", path, str(pid), "--json").stdout)
-    assert answer == {
-        "schema": "hamiregion/slot-status/1",
-        "path": path,
-        "layout": "1.2",
-        "dry_run": False,
-        "pid": pid,
-        "before": 2,
-        "after": 1,
-        "effect": "immediate",
-    }
+    assert (answer["pid"], answer["before"], answer["after"]) == (pid, 2, 1)
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
 
 
@@ -102,49 +78,35 @@ def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path):
         assert (answer.returncode, answer.stdout) == (1, "")
         assert answer.stderr.startswith("Error: ")
         assert "4194303" in answer.stderr
+        assert "; `hamiregion show FILE` lists them" in answer.stderr
         for pid in ("0", "x", "2147483648"):
             assert call(verb, path, pid).returncode == 2
 
 
-def test_reap_frees_what_the_dead_held(path, attached):
-    attached.kill()
-    attached.wait()
-    words = f"process {attached.pid}: slot emptied, 3 GiB no longer counted\n"
+def test_reap_frees_what_the_dead_held(path, user):
+    user.kill()
+    words = f"process {user.pid}: slot emptied, 3 GiB no longer counted\n"
     dry = call("reap", path, "--dry-run")
-    would = f"process {attached.pid}: slot would be emptied, 3 GiB would no longer be counted\n"
+    would = f"process {user.pid}: slot would be emptied, 3 GiB would no longer be counted\n"
     assert dry.stdout == f"{would}dry run: nothing was written\n"
     assert used(path) == 3 * GIB
-    as_json = json.loads(call("reap", path, str(attached.pid), "--dry-run", "--json").stdout)
-    assert as_json == {
-        "schema": "hamiregion/reaped/1",
-        "path": path,
-        "layout": "1.2",
-        "dry_run": True,
-        "reaped": [{"pid": attached.pid, "memory_bytes": 3 * GIB}],
-    }
+    as_json = json.loads(call("reap", path, str(user.pid), "--dry-run", "--json").stdout)
+    assert as_json["reaped"] == [{"pid": user.pid, "memory_bytes": 3 * GIB}]
     assert call("reap", path).stdout == words
     assert used(path) == 0
     assert call("reap", path).stdout == "no process with a slot is proved dead\n"
 
 
-def test_the_living_are_never_reaped(path, attached):
-    assert call("reap", path).stdout == "no process with a slot is proved dead\n"
-    named = call("reap", path, str(attached.pid))
-    assert named.returncode == 3
-    assert "alive" in named.stderr
-    assert used(path) == 3 * GIB
-    assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
-
-
-def test_what_was_reaped_is_reported_also_if_another_process_lives(path, attached):
+def test_what_was_reaped_is_reported_also_if_another_process_lives(path, user):
     dead = 4_194_305
     file = RegionFile(Path(path), hami.Layout.V1_2)
     file.add_process(dead, {0: 5})
-    answer = call("reap", path, str(dead), str(attached.pid))
+    answer = call("reap", path, str(dead), str(user.pid))
     assert answer.returncode == 3
     assert answer.stdout.startswith(f"process {dead}: slot emptied")
     assert "alive" in answer.stderr
     assert used(path) == 3 * GIB
+    assert status_of(path, user.pid) == hami.ProcessStatus.RUNNING
 
 
 def test_a_lock_that_is_held_is_a_failure_after_a_second(path):
@@ -157,41 +119,25 @@ def test_a_lock_that_is_held_is_a_failure_after_a_second(path):
 # ---- The lock ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def holder(path: str) -> Iterator[int]:
-    """A process that holds the lock; its pid."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"held\n"
-        yield process.pid
-        process.communicate()
-
-
-def test_a_free_lock_is_called_free(path):
-    answer = call("lock", "status", path)
-    assert (answer.returncode, answer.stdout) == (0, "free\n")
-
-
-def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path):
-    with holder(path) as pid:
-        status = call("lock", "status", path)
-        assert status.returncode == 0
-        assert status.stdout.startswith(f"held by pid {pid} ({sys.executable} -c ")
-        assert status.stdout.endswith("), which is alive\n")
-        assert "lock         tool\n" in call("show", path).stdout
-        recover = call("lock", "recover", path)
-        assert recover.returncode == 3
-        assert recover.stdout == ""
-        assert "live" in recover.stderr
-        assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
+def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path, holder):
+    status = call("lock", "status", path)
+    assert status.returncode == 0
+    assert status.stdout.startswith(f"held by pid {holder.pid} ({sys.executable} ")
+    assert status.stdout.endswith("), which is alive\n")
+    assert "lock         tool\n" in call("show", path).stdout
+    recover = call("lock", "recover", path)
+    assert recover.returncode == 3
+    assert recover.stdout == ""
+    assert "live" in recover.stderr
+    assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
+    holder("unlock")
     assert call("lock", "status", path).stdout == "free\n"
 
 
-def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path):
-    with hami.open_region(path, writable=True) as region, region.attach(), holder(path) as pid:
-        state = json.loads(call("lock", "status", path, "--json").stdout)
-    assert [each["pid"] for each in state["tools"]] == [pid]
+@pytest.mark.usefixtures("user")
+def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path, holder):
+    state = json.loads(call("lock", "status", path, "--json").stdout)
+    assert [each["pid"] for each in state["tools"]] == [holder.pid]
     assert state["owner_pid"] is None
 
 
@@ -222,13 +168,6 @@ def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(region_fi
     assert call("lock", "status", str(file.path)).stdout == damaged
     file.put("owner_pid", 7)
     assert call("lock", "status", str(file.path)).stdout == damaged
-
-
-def test_status_as_json_has_the_fields_of_the_state(path):
-    answer = json.loads(call("lock", "status", path, "--json").stdout)
-    fields = [field.name for field in attrs.fields(hami.LockState)]
-    assert list(answer) == ["schema", "path", "layout", *fields, "tools"]
-    assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
 
 
 @pytest.mark.parametrize("golden", KILLED, ids=lambda path: path.name)
@@ -265,13 +204,3 @@ def test_a_dry_run_says_what_a_recovery_would_do(region_file):
     assert would() == "would watch the lock for 10.5 s, and give it back with proof"
     file.put("sem", 2)
     assert would() == "would set the semaphore back to 1"
-
-
-def test_recover_as_json_has_the_fields_of_the_recovery(path):
-    answer = json.loads(call("lock", "recover", path, "--json").stdout)
-    fields = [field.name for field in attrs.fields(hami.LockRecovery)]
-    assert list(answer) == ["schema", "path", "layout", "dry_run", *fields]
-    assert not any(answer[field] for field in fields)
-    dry = json.loads(call("lock", "recover", path, "--json", "--dry-run").stdout)
-    assert dry["dry_run"] is True
-    assert dry["held"] is False

@@ -4,7 +4,6 @@ All of them are one paragraph of at most 500 characters without a traceback, and
 stdout. What is wrong in Python is in `test_wrong_uses`.
 """
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -17,12 +16,7 @@ from libhamiregion import create_region, open_region
 UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"
 MOST_CHARACTERS = 500
 RULES = "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
-FIRST = RULES + "  - select: {namespace: research}\n    set: "
-PLANS = {
-    "brace": RULES + "  - select: {namespace: a\n    set: {sm_limit: 50}\n",
-    "key": RULES + "  - select: {namspace: a}\n    set: {sm_limit: 50}\n",
-    "good": FIRST + "{sm_limit: 50}\n",
-}
+BRACE = RULES + "  - select: {namespace: a\n    set: {sm_limit: 50}\n"
 WEB = "tls_server_config: {cert_file: a.pem}\n"
 
 
@@ -31,13 +25,10 @@ def place(tmp_path_factory) -> Path:
     """A directory with a region, what is none, plans and web configurations."""
     at = tmp_path_factory.mktemp("wrong")
     create_region(at / "a.cache", memory_limits=["8GiB", "4GiB"], uuids=[UUID, f"{UUID[:-1]}1"])
-    (at / "empty.cache").touch()
     (at / "notes.txt").write_text("no region " * 100)
     (at / "link.cache").symlink_to("a.cache")
     (at / "node").mkdir()
-    os.mkfifo(at / "fifo")
-    for name, text in PLANS.items():
-        (at / f"{name}.yaml").write_text(text)
+    (at / "brace.yaml").write_text(BRACE)
     (at / "web.yml").write_text(WEB)
     return at
 
@@ -45,12 +36,9 @@ def place(tmp_path_factory) -> Path:
 # A command and its exit code.
 COMMANDS: dict[str, int] = {
     "shwo a.cache": 2,
-    "limit get a.cache": 2,
-    "metrics": 2,
     "a.cache": 2,
     "limits list": 2,
     "lock a.cache": 2,
-    "--verion": 2,
     "show": 2,
     "show none.cache": 1,
     "show node": 1,
@@ -62,32 +50,22 @@ COMMANDS: dict[str, int] = {
     "show a.cache --layout 1.3": 2,
     "mine": 1,
     "limits get a.cache --device 7": 2,
-    "limits get a.cache --device cuda:0": 2,
     "limits set a.cache": 2,
     "limits set a.cache 6GiB": 2,
     "limits set --memory 6GiB": 2,
     "limits set a.cache --memory": 2,
     "limits set a.cache --memory 6GB": 2,
-    "limits set a.cache --memory 6 GiB": 2,
-    "limits set a.cache --memory 6KiB": 2,
-    "limits set a.cache --memory 6GiB --if-equals 8": 2,
-    "create new.cache --memory 3000": 2,
     "run --memory 6 --dry-run": 2,
-    "limits set a.cache --memory lots": 2,
     "limits set a.cache --memory 0": 2,
     "limits set a.cache --sm 0.5": 2,
-    "limits set a.cache --sm 101": 2,
     "limits set a.cache --memory 15.9MiB": 2,
     "limits set a.cache a.cache --memory 6GB": 2,
     "limits set a.cache --device -1 --memory 1g": 2,
-    "limits set a.cache --memory 1g --if-equals 0": 2,
     "limits set a.cache --sm 50 --device 9": 2,
     "limits set a.cache --memory 6GiB --if-equals 1GiB": 3,
     "limits set a.cache --memory 6GiB --sm 5 --if-equals 1": 2,
     "limits set none.cache --memory 6GiB": 1,
     "suspend a.cache": 2,
-    "suspend a.cache python": 2,
-    "suspend a.cache 4194305": 1,
     "reap a.cache --proc none": 1,
     "lock status": 2,
     "create a.cache": 1,
@@ -95,7 +73,6 @@ COMMANDS: dict[str, int] = {
     "create b.cache --memory 80%": 2,
     "create b.cache" + " --memory 1g" * 17: 2,
     "create b.cache --memory 1g --hami-version 2.10": 2,
-    "create b.cache --sm 200": 2,
     "create b.cache --uuid 0": 2,
     "create b.cache --from-environment --sm 5": 2,
     "run": 2,
@@ -108,19 +85,15 @@ COMMANDS: dict[str, int] = {
     "run --driver node -- true": 1,
     "ps --root node --sort size": 2,
     "ps --root node --watch 2s": 2,
-    "ps --root node --proc none": 1,
     "containers --root node --pods x": 2,
     "doctor --root node --dry-run": 2,
     "doctor --root node --repair --watch 5": 2,
     "doctor --root node --only host_pid": 2,
     "doctor --root node --no-driver --pod nosuch": 1,
     "exporter --listen 9394": 2,
-    "exporter --listen :99999": 2,
     "exporter --log-level loud": 2,
     "exporter --collector gpus": 2,
-    "exporter --resync-interval 5": 2,
     "exporter --root node --web-config web.yml": 1,
-    "agent --root node": 2,
     "agent --root node --from-annotations": 2,
     "record --root node --once": 2,
     "record --root node --once --to node": 2,
@@ -132,15 +105,10 @@ COMMANDS: dict[str, int] = {
     "report --from notes.txt": 1,
     "report --from ftp://prometheus": 2,
     "limits diff": 2,
-    "limits diff none.plan": 1,
-    "limits diff node": 1,
     "limits diff a.cache": 2,
-    "limits apply good.yaml --root none": 1,
-    "limits apply --from-annotations --root node": 2,
     "limits diff /dev/zero": 2,
     "limits diff --from-annotations --node-name n --kubeconfig /dev/zero": 1,
     "limits diff brace.yaml": 2,
-    "limits diff key.yaml": 2,
 }
 
 

@@ -43,16 +43,9 @@ def start(scene, api) -> Iterator[Start]:
         words.append(f"{option}={here.pop(option, value)}" if value else option)
     assert not here
     place = (*scene.options, "--kubeconfig", os.fspath(api.kubeconfig(scene.directory)))
-    environment = {**os.environ, "NODE_NAME": "node-1"}
+    environment = {"NODE_NAME": "node-1"}
     with contextlib.ExitStack() as started:
-        logs = iter(range(10))
-
-        def starter() -> Agent:
-            log = scene.directory / f"log-{next(logs)}"
-            agent = Agent(None, *words, *place, log=log, env=environment)
-            return started.enter_context(agent)
-
-        yield starter
+        yield lambda: started.enter_context(Agent(None, *words, *place, env=environment))
 
 
 def metrics(agent: Agent) -> str:

@@ -31,7 +31,7 @@ from chart import (
 )
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
-from support.exporter_process import exporter_process
+from support.exporter_process import ExporterProcess
 from support.wait import eventually
 
 from libhamiregion import __version__
@@ -356,7 +356,7 @@ def test_without_hami_the_exporter_is_ready_with_the_charts_options(nvml_library
     mode, listen, *options = container["args"]
     assert (mode, listen) == ("exporter", "--listen=:9394")
     places = ("--pod-logs", tmp_path, "--library", nvml_library)
-    with exporter_process(*options, *places, env=driver.environment()) as exporter:
+    with ExporterProcess(*options, *places, env=driver.environment()) as exporter:
         exporter.wait_until_ready()
         assert exporter.stop() == 0
 

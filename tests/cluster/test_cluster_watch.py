@@ -18,9 +18,6 @@ from libhamiregion.plan import KubernetesError, NodePods, PlanReconciler, PodAnn
 
 MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0
-RETURN_S = 3.0
-
-Watch = Callable[..., PodAnnotations]
 
 
 class WatchedPods(NodePods):
@@ -168,43 +165,6 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
     assert 410 in pods.watched.statuses, pods.watched.statuses
     figure("right again after 410 Gone in the watch", taken)
     eventually(lambda: pods.pods.error is None, PATIENCE_S)
-
-
-def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_time(
-    cluster, node, watch, figure
-):
-    """It refuses everybody until it has loaded who may what."""
-    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
-    token = cluster.account_token(node, "watcher")
-    pods = watch()
-    pods.pods.start()
-    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
-    for number in range(2, 6):
-        cluster.kill()
-        eventually(lambda: pods.pods.error is not None, PATIENCE_S)
-        cluster.start(wait=False)
-        # From when it answers this account.
-        path = f"/api/v1/pods?fieldSelector=spec.nodeName={node}"
-        soon(lambda: cluster.answers(path, token))  # noqa: B023
-        taken = soon(lambda: pods.pods.error is None)
-        cluster.wait_until_ready()
-        cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
-        taken += soon(lambda: limit(pods) == number * GIB)  # noqa: B023
-        figure(f"right again after restart {number - 1} of four", taken)
-        assert taken < RETURN_S
-    assert pods.watched.lists <= 5
-
-
-def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(cluster, node, watch):
-    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
-    pods = watch(watch_s=2.0)
-    pods.pods.start()
-    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
-    eventually(lambda: pods.watched.watches >= 4, PATIENCE_S)
-    cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
-    eventually(lambda: limit(pods) == 2 * GIB, PATIENCE_S)
-    assert pods.watched.lists == 1
-    assert (pods.pods.error, pods.watched.statuses) == (None, [])
 
 
 def test_a_revoked_token_is_an_error_until_there_is_another(cluster, node, watch, tmp_path):

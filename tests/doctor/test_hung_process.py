@@ -63,10 +63,9 @@ def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(hung
     assert json.loads(shown((), "lock", "status", str(place.path), "--json").stdout)["held"]
 
 
-def test_an_agent_repairs_the_others_and_ends_in_order(doctor_node, hung, tmp_path):
+def test_an_agent_repairs_the_others_and_ends_in_order(doctor_node, hung):
     _, reader = hung
-    log = tmp_path / "agent.log"
-    with Agent(doctor_node.root, "--repair", log=log, inside=reader) as agent:
+    with Agent(doctor_node.root, "--repair", inside=reader) as agent:
         agent.wait_for("repaired", kind="dead_process_counted")
         agent.process.terminate()
         assert agent.process.wait(PATIENCE_S) == 0

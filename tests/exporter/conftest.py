@@ -1,7 +1,7 @@
 """A node of files or processes, a fake driver, and an exporter of them."""
 
 from support.node_fixtures import (  # noqa: F401
-    _container_factory,
+    container_factory_end,
     exporter,
     fake_driver,
     files,

@@ -1,19 +1,15 @@
 """What a container can do to the exporter: nothing but to fill its own few series."""
 
-import contextlib
 import os
 import re
 import shutil
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.exporter_process import exporter_process
+from support.exporter_process import ExporterProcess
 from support.exposition import WITHOUT_DOCTOR, parsed
 from support.node_scene import NodeScene
-from support.process import piped
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 
@@ -46,7 +42,7 @@ def highest_while_scraped(files: NodeScene, *arguments: str) -> tuple[int, bytes
     """The most anonymous memory that an exporter takes in some turns, and its last text."""
     where = ("--root", files.root, "--pod-logs", files.pod_logs)
     highest = 0
-    with exporter_process(*where, *arguments) as process:
+    with ExporterProcess(*where, *arguments) as process:
         process.wait_until_ready()
         with Scraper(process.url) as scraper:
             for _ in range(20):
@@ -85,33 +81,23 @@ def test_containers_with_full_tables_take_no_memory_for_each_slot(
 
 
 MAPS_ALL = """
-import mmap, os, sys
-kept = [mmap.mmap(os.open(path, os.O_RDWR), 0) for path in sys.argv[1:]]
-print("mapped", flush=True)
-sys.stdin.read()
+import mmap, os
+scene.kept = [mmap.mmap(os.open(path, os.O_RDWR), 0) for path in paths]
 """
-
-
-@contextlib.contextmanager
-def mapping(paths: list[Path]) -> Iterator[int]:
-    """A process that maps these files, as their users do."""
-    command = [sys.executable, "-c", MAPS_ALL, *map(str, paths)]
-    with piped(command) as process:
-        assert process.stdout.readline() == "mapped\n"
-        yield process.pid
-        process.communicate("")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
-def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(tmp_path, full_region):
+def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
+    tmp_path, full_region, actor
+):
     files = NodeScene(tmp_path)
     own = [tmp_path / f"own-{number}.cache" for number in range(16)]
     for path in own:
         shutil.copy(full_region, path)
-    with mapping(own):
-        highest, _ = highest_while_scraped(files, "--outside")
-        assert highest < 100 * MIB
+    actor()("evaluate", MAPS_ALL, paths=own)
+    highest, _ = highest_while_scraped(files, "--outside")
+    assert highest < 100 * MIB
 
 
 def test_utilisation_above_100_is_the_sum_of_the_processes(tmp_path, actor):

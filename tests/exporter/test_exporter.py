@@ -10,6 +10,7 @@ import pytest
 from support.exposition import Exposition, exporter_of, parsed, scrape
 from support.node_scene import NodeScene
 from support.region_file import RegionFile, truncate
+from support.slot_bytes import attached
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
@@ -67,18 +68,14 @@ def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figu
 ):
     """A pod of a stateful set that was made again: new directory, same names."""
     old = files.container(uuids=[UUID], memory_limits=["1GiB"]).path
-    first = actor(old)
-    first("attach")
-    first("slot.charge", 0, 1 << 20)
+    first = attached(actor(old), 1 << 20)
     before = scrape(exporter)
     assert before.value(USED) == 1 << 20
     assert before.value("hamiregion_process_memory_used_bytes") == 1 << 20
     first.kill()
     shutil.rmtree(old.parent)
     new = files.container(uuids=[UUID], memory_limits=["2GiB"]).path
-    second = actor(new)
-    second("attach")
-    second("slot.charge", 0, 3 << 20)
+    second = attached(actor(new), 3 << 20)
     process = "hamiregion_process_memory_used_bytes"
     # On a busy machine its maps may be read by a later scrape.
     eventually(lambda: scrape(exporter).series(process))
@@ -157,9 +154,7 @@ def test_nothing_is_kept_of_containers_that_are_gone(tmp_path):
 def test_the_dead_are_told_by_what_they_still_count(files, exporter, actor, monkeypatch):
     monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = files.container(uuids=[UUID]).path
-    victim = actor(path)
-    victim("attach")
-    victim("slot.charge", 0, 7 << 20)
+    victim = attached(actor(path), 7 << 20)
     found = parsed(exporter.render())
     assert found.value("hamiregion_device_memory_dead_bytes") == 0
     assert found.value("hamiregion_container_processes", state="alive") == 1

@@ -6,19 +6,20 @@ import contextlib
 import json
 import re
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml.scenes import CARD, GPU, MIB
-from support.exporter_process import exporter_process
+from support.actors import ProcessFactory
+from support.exporter_process import ExporterProcess
 from support.golden_regions import NAMES
 from support.node_scene import NodeScene
 from support.own_cgroups import HAS_CGROUPS, cgroup_of_pod, needs_cgroups
 from support.prometheus_server import Prometheus, needs_prometheus, prometheus_server
-from support.wait import PATIENCE_S, eventually
+from support.slot_bytes import attached
+from support.wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 pytestmark = needs_prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-# Holds a slot with memory, SM and a kernel a moment ago, until its standard input ends.
-USES_A_REGION = """
-import sys
-from libhamiregion import open_region
-
-with open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
-    slot.charge(0, 2 << 30)
-    print("attached", flush=True)
-    sys.stdin.read()
-"""
 # What HAMi's own dashboard asks for.
 DASHBOARD = (
     "hami_host_gpu_memory_used_bytes",
@@ -83,17 +74,13 @@ def exporter_port(tmp_path_factory, nvml_library) -> Iterator[int]:
         files.golden(name)
     without_region = files.container(pod="without-region", region=False).directory
     used = files.container(pod="used", memory_limits=["8GiB"], sm_limits=[50], uuids=[GPU]).path
-    program = subprocess.Popen(
-        [sys.executable, "-c", USES_A_REGION, str(used)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert program.stdout.readline() == b"attached\n"
+    processes = ProcessFactory()
+    program = attached(processes.actor(used), 2 << 30)
     driver: FakeDriver = FakeDriver(nvml_library, directory / "nvml-scene")
     outside = subprocess.Popen(["sleep", "infinity"])
     driver.play(
         CARD,
-        f"process 0 compute {program.pid} {512 * MIB}",
+        f"process 0 compute {program.pid_here} {512 * MIB}",
         f"process 0 compute {outside.pid} {256 * MIB}",
         f"sample 0 {outside.pid} 100 30 0 0 0",
     )
@@ -107,13 +94,13 @@ def exporter_port(tmp_path_factory, nvml_library) -> Iterator[int]:
             if HAS_CGROUPS:
                 cgroup = stack.enter_context(cgroup_of_pod(uid, uuid.uuid4().hex * 2))
                 (cgroup / "cgroup.procs").write_text(str(outside.pid))
-            exporter = stack.enter_context(exporter_process(*words, env=driver.environment()))
+            exporter = stack.enter_context(ExporterProcess(*words, env=driver.environment()))
             yield int(exporter.url.rpartition(":")[2])
             assert exporter.stop() == 0
     finally:
         outside.kill()
         outside.wait()
-        program.communicate(timeout=PATIENCE_S)
+        processes.close()
 
 
 def scraping(directory: Path, config: str, sources: int) -> Iterator[Prometheus]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.exporter_process import ExporterProcess, exporter_process
+from support.exporter_process import ExporterProcess
 from support.exposition import parsed
 from support.node_scene import NodeScene
 from support.scrapers import Scraper, ask, descriptors, resident_bytes
@@ -22,7 +22,7 @@ QUICKLY = ("--resync-interval", "never")
 @contextlib.contextmanager
 def exporting(files: NodeScene) -> Iterator[ExporterProcess]:
     """An exporter of these files that looks again soon, and must end well."""
-    with exporter_process("--root", files.root, "--pod-logs", files.pod_logs, *QUICKLY) as process:
+    with ExporterProcess("--root", files.root, "--pod-logs", files.pod_logs, *QUICKLY) as process:
         process.wait_until_ready()
         yield process
         assert process.stop() == 0

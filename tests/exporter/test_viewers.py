@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from support.exporter_process import COMMAND as EXPORTER
-from support.exporter_process import exporter_process
+from support.exporter_process import ExporterProcess
 from support.node_scene import GPU, OTHER_GPU, NodeScene
 from support.own_cgroups import container_memory
 from support.scrapers import ask
@@ -50,7 +50,7 @@ def test_three_viewers_fit_beside_the_exporter(tmp_path):
     done: list[int] = []
     with (
         container_memory() as inside,
-        exporter_process(*scene.options, env=env, inside=inside) as exporter,
+        ExporterProcess(*scene.options, env=env, inside=inside) as exporter,
     ):
         exporter.wait_until_ready()
         assert ask(exporter.url, "/metrics").status == 200

@@ -1,9 +1,9 @@
 """A small API server of pods, by the protocol of the newest real one.
 
-It lists (field selector; any version in one answer whatever the limit, else in pages), watches from
-a version on (a stream of chunks, bookmarks, a time after which it ends), has forgotten old versions
-(410, within the watch), wants a token, restarts (403 until it knows who may what), asks to be left
-alone (429 with Retry-After), and fails as it is told: half answers, a slow handshake, silence.
+It lists (field selector; any version in one answer), watches from a version on (a stream of chunks,
+bookmarks, a time after which it ends), has forgotten old versions (410, within the watch), wants a
+token, asks to be left alone (429 with Retry-After), and fails as it is told: half answers, a slow
+handshake, silence.
 """
 
 import contextlib
@@ -25,19 +25,10 @@ from typing_extensions import Self
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05
 _REASONS = {
-    400: "BadRequest",
     401: "Unauthorized",
     403: "Forbidden",
     410: "Expired",
 }
-_NO_TOKEN = "invalid continue token: continue key is not valid: illegal base64 data at input byte 0"
-_OLD_TOKEN = (
-    "The provided continue parameter is too old to display a consistent list result. You can start"
-    " a new list without the continue parameter, or use the continue token in this response to"
-    " retrieve the remainder of the results. Continuing with the provided token results in an"
-    " inconsistent list - objects that were created, modified, or deleted between the time the"
-    " first chunk was returned and now may show up in the list."
-)
 
 
 class FakeApi:
@@ -58,15 +49,11 @@ class FakeApi:
         self.requests: list[dict[str, str]] = []
         #: What to answer next: statuses, each perhaps with the seconds of a Retry-After.
         self.refusals: list[int | tuple[int, int]] = []
-        #: What to answer to lists, in place of one of the pods.
-        self.list_answer: bytes | None = None
         #: How many of the next lists end in the middle.
         self.half_answers = 0
         #: Connections wait for this with the TLS handshake.
         self.may_shake_hands = threading.Event()
         self.may_shake_hands.set()
-        #: Whether lists of any version come from a cache, and so in one answer.
-        self.has_cache = True
         #: What to send in place of events, to the next watches.
         self.raw_events: list[bytes] = []
         #: How a version that is too old is told: as a status, or as an event of the watch.
@@ -146,14 +133,6 @@ class FakeApi:
             self.events.append((self.version, "BOOKMARK", pod))
             self.changed.notify_all()
 
-    def restart(self, *, refused: int = 0) -> None:
-        """End all watches, forget all older versions, and refuse some requests at first."""
-        with self.changed:
-            self.version += 1
-            self.oldest = self.version
-            self.refusals += [403] * refused
-            self.drop_watches()
-
     def drop_watches(self) -> None:
         """Cut the connection in the middle of each stream."""
         with self.changed:
@@ -196,11 +175,6 @@ def _as_metadata(item: dict[str, Any]) -> dict[str, Any]:
     """What PartialObjectMetadata has of a pod."""
     about = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     return {**about, "metadata": item.get("metadata", {})}
-
-
-def _place_of(pod: dict[str, Any]) -> tuple[str, str]:
-    """Where a pod stands in a list: by namespace and name."""
-    return pod["metadata"].get("namespace", ""), pod["metadata"].get("name", "")
 
 
 def _is_told(kind: str, pod: dict[str, Any], query: dict[str, str]) -> bool:
@@ -267,11 +241,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             *,
             is_half: bool = False,
         ) -> None:
-            self.send(code, json.dumps(document).encode(), retry_after_s, is_half=is_half)
-
-        def send(
-            self, code: int, raw: bytes, retry_after_s: int | None = None, *, is_half: bool = False
-        ) -> None:
+            raw = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(raw)))
@@ -283,53 +253,26 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
             self.wfile.write(raw)
 
-        def status(
-            self, code: int, message: str, retry_after_s: int | None = None, **metadata: str
-        ) -> None:
-            document = {"kind": "Status", "apiVersion": "v1", "metadata": metadata}
-            document["status"] = "Failure"
-            self.answer(
-                code,
-                {**document, "message": message, "reason": _REASONS.get(code, ""), "code": code},
-                retry_after_s,
-            )
+        def status(self, code: int, message: str, retry_after_s: int | None = None) -> None:
+            document = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+            document |= {"message": message, "reason": _REASONS.get(code, ""), "code": code}
+            self.answer(code, document, retry_after_s)
 
         def list(self, query: dict[str, str]) -> None:
-            if api.list_answer is not None:
-                self.send(200, api.list_answer)
-                return
             with api.changed:
                 version = api.version
                 pods = [
-                    pod
-                    for pod in sorted(api.pods.values(), key=_place_of)
-                    if _on_node(pod, query.get("fieldSelector"))
+                    pod for pod in api.pods.values() if _on_node(pod, query.get("fieldSelector"))
                 ]
-            # Of which version, and from which pod on.
-            listed, dot, begun = query.get("continue", f"{version}.0").partition(".")
-            if not dot:
-                self.status(400, _NO_TOKEN)
-                return
-            if int(listed) < api.oldest:
-                self.status(410, _OLD_TOKEN, **{"continue": f"{version}.{begun}"})
-                return
-            begin = int(begun)
-            end = begin + int(query.get("limit", "0") or len(pods))
-            if query.get("resourceVersion") == "0" and api.has_cache:
-                end = len(pods)
-            with api.changed:
                 is_half = api.half_answers > 0
                 api.half_answers -= is_half
-            metadata = {"resourceVersion": str(version)}
-            if end < len(pods):
-                metadata["continue"] = f"{version}.{end}"
             self.answer(
                 200,
                 {
                     "kind": "PartialObjectMetadataList",
                     "apiVersion": "meta.k8s.io/v1",
-                    "metadata": metadata,
-                    "items": [_as_metadata(pod) for pod in pods[begin:end]],
+                    "metadata": {"resourceVersion": str(version)},
+                    "items": [_as_metadata(pod) for pod in pods],
                 },
                 is_half=is_half,
             )

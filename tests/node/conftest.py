@@ -1,18 +1,7 @@
 """Nodes with real processes, and the fake driver."""
 
 import pytest
-from support.node_fixtures import (  # noqa: F401
-    _container_factory,
-    events,
-    fake_driver,
-    feedback,
-    node,
-    nvml_library,
-    nvml_sampler,
-    own_monitor,
-    scene,
-    start,
-)
+from support.node_fixtures import *  # noqa: F403
 from support.node_root import Root
 
 

@@ -1,6 +1,5 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,16 +146,6 @@ def test_processes_without_a_slot_are_told_with_the_proof(actor, node, root):
     ((row, unlisted),) = found.unlisted.items()
     assert [process.pid for process in unlisted] == [bystander.pid_here]
     assert found.proved[row].state(4321) == "unknown"
-
-
-def watching() -> set[str]:
-    """The descriptors of processes and of what waits for them."""
-    links = {
-        each.name: os.readlink(each)  # noqa: PTH115
-        for each in Path("/proc/self/fd").iterdir()
-        if each.is_symlink()
-    }
-    return {name for name, link in links.items() if "pidfd" in link or "eventpoll" in link}
 
 
 @pytest.mark.usefixtures("listed_25_s_ago")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.node_scene import GIB, SceneContainer
 from support.plan_scene import GPUS, plan_nodes, plan_scene
-from support.plan_watching import FIVE, SIX, memory, set_plan, watches
+from support.plan_watching import FIVE, SIX, kept_on, memory, set_plan, watches
 
 from libhamiregion import create_region
 from libhamiregion.node import Node
@@ -32,9 +32,7 @@ def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
     scene, watch, events
 ):
     region = scene.container()
-    set_plan(scene, SIX)
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX)
     watcher.run()
     assert memory(region) == [6 * GIB, 6 * GIB]
     assert events.kinds() == ["plan_loaded", "changed"]
@@ -54,9 +52,7 @@ def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
 
 def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(scene, watch, events):
     region = scene.container()
-    set_plan(scene, SIX)
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX)
     for _ in range(20):
         region.put("limit", 7 * GIB, device=1)
         watcher.run()
@@ -68,9 +64,7 @@ def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(sce
 
 
 def test_containers_come_restart_and_go(scene, watch, events, node):
-    set_plan(scene, SIX)
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX)
     region = scene.container()
     watcher.run()
     assert memory(region) == [6 * GIB, 6 * GIB]
@@ -96,9 +90,7 @@ def test_containers_come_restart_and_go(scene, watch, events, node):
 
 def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(scene, watch):
     region = scene.container()
-    set_plan(scene, "{select: {}, set: {memory_limit: 50%}}")
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, "{select: {}, set: {memory_limit: 50%}}")
     assert memory(region) == [4 * GIB, 2 * GIB]
     region.path.unlink()
     create_region(region.path, memory_limits=("4GiB", "6GiB"))
@@ -113,9 +105,7 @@ def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
 def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(scene, watch):
     """Also if it has just the values that the plan gave the old one."""
     region = scene.container()
-    set_plan(scene, SIX)
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX)
     watcher.stop()
     # While the old file is there, so that the new one has another inode.
     new = region.path.with_name("new")
@@ -133,9 +123,7 @@ def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(scene, watch, ev
     """Also where the watcher has been another process meanwhile."""
     region = scene.container()
     before = region.content()
-    set_plan(scene, SIX, "{select: {}, set: {sm_limit: 20, priority: 0}}")
-    first = watch()
-    first.run()
+    first = kept_on(scene, watch, SIX, "{select: {}, set: {sm_limit: 20, priority: 0}}")
     set_plan(scene, FIVE)
     first.run()
     assert memory(region) == [5 * GIB, 5 * GIB]
@@ -167,9 +155,7 @@ def test_what_was_there_before_a_container_reported_its_devices_goes_back(scene,
 
 def test_what_somebody_else_has_set_since_is_not_taken_back(scene, watch):
     region = scene.container()
-    set_plan(scene, SIX)
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX)
     region.put("limit", 7 * GIB, device=1)
     set_plan(scene)
     watcher.run()
@@ -220,9 +206,7 @@ def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(scene, wat
 def test_the_undo_plan_of_a_watch_restores_everything(scene, watch, node):
     regions = [scene.container(pod=f"bert-{number}") for number in range(3)]
     before = [region.content() for region in regions]
-    set_plan(scene, SIX, "{select: {pod: bert-1}, set: {sm_limit: 3, priority: 7}}")
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX, "{select: {pod: bert-1}, set: {sm_limit: 3, priority: 7}}")
     set_plan(scene, FIVE)
     watcher.run()
     watcher.stop()
@@ -311,9 +295,7 @@ def test_what_was_there_goes_back_also_after_an_edit_that_was_not_made(
         region.put("sm_limit", 77)  # the container can do that at any moment
         return opened(node, container)
 
-    set_plan(scene, SIX, "{select: {}, set: {sm_limit: 20}}")
-    watcher = watch()
-    watcher.run()
+    watcher = kept_on(scene, watch, SIX, "{select: {}, set: {sm_limit: 20}}")
     set_plan(scene, FIVE, "{select: {}, set: {sm_limit: 30}}")
     with monkeypatch.context() as patch:
         patch.setattr(Node, "open", spoilt)
@@ -349,9 +331,7 @@ def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
 
 def test_one_process_keeps_a_node_on_a_plan_whatever_its_state_directory(scene, watch):
     """Nor do two nodes share a state directory."""
-    set_plan(scene, SIX)
-    first = watch()
-    first.run()
+    first = kept_on(scene, watch, SIX)
     for start in (PlanReconciler.start, PlanReconciler.run):
         with pytest.raises(PlanLocked, match="another process keeps"):
             start(watch(state=scene.directory / "another"))

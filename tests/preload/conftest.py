@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_cuda.driver import FakeGpus
+from fake_cuda.driver import GIB, FakeGpus
 from support.busy_programs import BusyProgram, Observer
 from support.cuda_program import CudaProgram
 from support.limited import INJECTIONS, Limited
@@ -34,6 +34,17 @@ def limited(gpus, tmp_path) -> Iterator[Callable[..., Limited]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def started(limited) -> Callable[..., tuple[Limited, CudaProgram]]:
+    """A factory of regions with that much memory, each with a program that has its context."""
+
+    def start(nbytes: int = GIB) -> tuple[Limited, CudaProgram]:
+        scene = limited(memory=[nbytes])
+        return scene, scene.program().start()
+
+    return start
 
 
 @pytest.fixture

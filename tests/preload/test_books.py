@@ -5,7 +5,6 @@ allocated, and of those the driver itself decides what is on the device.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,8 +17,6 @@ CONTEXT = 256 * MIB
 LIMIT = 4 * GIB
 PRIMARY = 0
 GRANULE = 2 * MIB
-
-Make = Callable[..., Limited]
 
 
 @dataclass

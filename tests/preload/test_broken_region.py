@@ -4,12 +4,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
-from support.limited import Limited
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S
 
@@ -18,8 +16,6 @@ from libhamiregion import Layout
 NOT_PERMITTED = 800
 REFUSED = "CUDA contexts and memory are refused"
 FREE = "nothing is limited"
-
-Make = Callable[..., Limited]
 
 
 def policy(name: str | None) -> dict[str, str]:

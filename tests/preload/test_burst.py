@@ -1,17 +1,8 @@
 """Under a soft limit a program uses what nobody else on its GPU does, and gives it back."""
 
-from collections.abc import Callable
-
 import pytest
 from fake_cuda.driver import FakeGpus
-from support.busy_programs import BusyProgram
-from support.cuda_program import CudaProgram
-from support.limited import Limited
 from support.wait import eventually
-
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
-Start = Callable[..., BusyProgram]
 
 HELD, FREE = 55, 70
 """Percent; under a limit of 20 to 30 a program has less than the one, without others more than the

@@ -3,21 +3,15 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
-from support.cuda_program import CudaProgram
-from support.limited import Limited
 from support.process import finished
 
 CLIENTS = Path(__file__).parent / "clients"
 CONTEXT = 256 * MIB
 TOTAL = 16 * GIB
-
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
 
 
 def need(module: str) -> None:

@@ -1,14 +1,11 @@
 """What the library says to a program's users: little, whole lines, and why."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
 from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
-
-Make = Callable[..., Limited]
 
 NOT_PERMITTED = 800
 LONGEST_LINE = 320

@@ -16,8 +16,6 @@ CONTEXT = 256 * MIB
 SIZE = 32 * MIB
 DEVICE, FLOAT = 1, 0x20
 
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
 Way = Callable[[CudaProgram], int]
 
 
@@ -78,10 +76,9 @@ WAYS: dict[str, tuple[Way, tuple[str, ...], int]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_allocation_counts_until_it_is_freed(limited, way):
+def test_an_allocation_counts_until_it_is_freed(started, way):
     make, (free, *more), size = WAYS[way]
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    scene, program = started()
     # Managed memory need not be in the driver's figure, by which a context is measured each second:
     # until it is freed, the context may count for less.
     counted = CONTEXT if way == "managed" else CONTEXT + size
@@ -92,9 +89,8 @@ def test_an_allocation_counts_until_it_is_freed(limited, way):
         eventually(lambda: scene.used() == CONTEXT)
 
 
-def test_thousands_of_allocations_count_until_each_is_freed(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_thousands_of_allocations_count_until_each_is_freed(started):
+    scene, program = started()
     made = [out for _, out in program.calls(*[("cuMemAlloc_v2", OUT, 512)] * 6000)]
     assert scene.used() == CONTEXT + 6000 * 512
     random.Random(6000).shuffle(made)
@@ -105,28 +101,25 @@ def test_thousands_of_allocations_count_until_each_is_freed(limited):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(limited, way):
+def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(started, way):
     make, _, size = WAYS[way]
-    scene = limited(memory=[CONTEXT + size])
-    program = scene.program().start()
+    scene, program = started(CONTEXT + size)
     program.allocate(1)
     with pytest.raises(AssertionError, match=f"gives {OUT_OF_MEMORY}"):
         make(program)
     assert scene.used() == CONTEXT + 1
 
 
-def test_all_levels_of_an_array_count(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_all_levels_of_an_array_count(started):
+    scene, program = started()
     made = array(levels=3)(program)
     assert scene.used() == CONTEXT + SIZE + SIZE // 4 + SIZE // 16
     program.do("cuMipmappedArrayDestroy", made)
     assert scene.used() == CONTEXT
 
 
-def test_physical_memory_counts_until_no_mapping_needs_it(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_physical_memory_counts_until_no_mapping_needs_it(started):
+    scene, program = started()
     handle = physical(program)
     address = program.do("cuMemAddressReserve", OUT, SIZE, 0, 0, 0)
     assert scene.used() == CONTEXT + SIZE
@@ -137,9 +130,8 @@ def test_physical_memory_counts_until_no_mapping_needs_it(limited):
     assert scene.used() == CONTEXT
 
 
-def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(started):
+    scene, program = started()
     handle = physical(program)
     address = program.do("cuMemAddressReserve", OUT, SIZE, 0, 0, 0)
     program.do("cuMemMap", address, SIZE, 0, handle, 0)
@@ -158,9 +150,8 @@ def test_physical_memory_that_a_second_handle_keeps_counts_as_context_memory(lim
     ("form", "bytes_"),
     [(0x01, 1), (0x02, 2), (0x03, 4), (0x08, 1), (0x09, 2), (0x0A, 4), (0x10, 2), (0x20, 4)],
 )
-def test_arrays_count_their_channels_in_each_format(limited, form, bytes_, channels):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_arrays_count_their_channels_in_each_format(started, form, bytes_, channels):
+    scene, program = started()
     program.do("cuArray3DCreate_v2", OUT, packed("QQQiII", 1024, 512, 0, form, channels, 0))
     assert scene.used() == CONTEXT + 1024 * 512 * bytes_ * channels
 
@@ -182,9 +173,8 @@ def test_what_the_driver_refuses_stays_charged_nowhere(limited, bare, way):
     assert process.devices[0].memory_data_bytes == 0
 
 
-def test_physical_memory_of_the_host_does_not_count(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_physical_memory_of_the_host_does_not_count(started):
+    scene, program = started()
     host = 2
     program.do("cuMemCreate", OUT, SIZE, packed("iiiiQQ", 1, 0, host, 0, 0, 0), 0)
     program.do("cuMemHostAlloc", OUT, SIZE, 0)
@@ -195,9 +185,8 @@ def test_physical_memory_of_the_host_does_not_count(limited):
 @pytest.mark.parametrize(
     "allocate", [calling("cuMemAllocAsync", OUT, SIZE, 0), from_pool], ids=["default", "own"]
 )
-def test_what_a_pool_gives_out_counts(limited, allocate, free):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_what_a_pool_gives_out_counts(started, allocate, free):
+    scene, program = started()
     made = allocate(program)
     assert scene.used() == CONTEXT + SIZE
     program.do(free[0], made, *free[1:])
@@ -218,10 +207,9 @@ def test_what_another_devices_pool_gives_out_counts_on_that_device(limited):
     assert scene.used(1) == 0
 
 
-def test_a_context_that_was_destroyed_makes_room_for_another(limited):
+def test_a_context_that_was_destroyed_makes_room_for_another(started):
     """More than can be known at one time are made one after the other, and each is known."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    scene, program = started()
     for _ in range(300):
         program.do("cuCtxDestroy_v2", program.do("cuCtxCreate_v2", OUT, 0, 0))
     context = program.do("cuCtxCreate_v2", OUT, 0, 0)
@@ -231,9 +219,8 @@ def test_a_context_that_was_destroyed_makes_room_for_another(limited):
     assert scene.used() == CONTEXT
 
 
-def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(limited):
-    scene = limited(memory=[4 * GIB])
-    program = scene.program().start()
+def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(started):
+    scene, program = started(4 * GIB)
     properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
     for _ in range(300):
         pool = program.do("cuMemPoolCreate", OUT, properties)
@@ -246,9 +233,8 @@ def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room
     assert scene.used() == CONTEXT + SIZE
 
 
-def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(started):
+    scene, program = started()
     pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
     keep_all(program)
     made = program.do("cuMemAllocAsync", OUT, SIZE, 0)
@@ -259,10 +245,9 @@ def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited):
     assert scene.used() == CONTEXT
 
 
-def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited):
+def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(started):
     """What was once in use is not what is in use."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    _, program = started()
     keep_all(program)
     for _ in range(8):
         made = program.do("cuMemAllocAsync", OUT, 512 * MIB, 0)
@@ -274,10 +259,9 @@ def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited):
     program.do("cuMemFreeAsync", made, 0)
 
 
-def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited):
+def test_what_a_pool_took_for_a_refused_allocation_is_given_back(started):
     """Pools take memory in pieces of 32 MiB."""
-    scene = limited(memory=[CONTEXT + 40 * MIB])
-    program = scene.program().start()
+    scene, program = started(CONTEXT + 40 * MIB)
     keep_all(program)
     program.allocate(16 * MIB)
     assert program.call("cuMemAllocAsync", OUT, MIB, 0)[0] == OUT_OF_MEMORY
@@ -285,10 +269,9 @@ def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited):
     assert scene.used() == CONTEXT + 16 * MIB
 
 
-def test_what_a_pool_holds_beyond_the_limit_counts(limited):
+def test_what_a_pool_holds_beyond_the_limit_counts(started):
     """Other programs and the driver itself do not wait for a charge."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    scene, program = started()
     keep_all(program)
     made = program.do("cuMemAllocAsync", OUT, MIB, 0)
     scene.region.set_memory_limit(CONTEXT, device=0, force=True)
@@ -298,9 +281,8 @@ def test_what_a_pool_holds_beyond_the_limit_counts(limited):
     program.do("cuMemFreeAsync", made, 0)
 
 
-def test_a_context_takes_what_a_pool_only_keeps(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_context_takes_what_a_pool_only_keeps(started):
+    scene, program = started()
     keep_all(program)
     program.do("cuMemFreeAsync", program.do("cuMemAllocAsync", OUT, 640 * MIB, 0), 0)
     assert scene.used() == CONTEXT + 640 * MIB
@@ -309,9 +291,8 @@ def test_a_context_takes_what_a_pool_only_keeps(limited):
 
 
 @pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
-def test_a_reset_frees_all_that_its_context_had(limited, reset):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_reset_frees_all_that_its_context_had(started, reset):
+    scene, program = started()
     for make, _, _ in WAYS.values():
         if make is not physical:
             make(program)
@@ -323,9 +304,8 @@ def test_a_reset_frees_all_that_its_context_had(limited, reset):
     assert scene.used() == CONTEXT
 
 
-def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_reset_frees_what_the_devices_own_pool_has_given_out(started):
+    scene, program = started()
     keep_all(program)
     program.do("cuMemAllocAsync", OUT, SIZE, 0)
     program.do("cuDevicePrimaryCtxReset_v2", 0)
@@ -333,9 +313,8 @@ def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited):
 
 
 @pytest.mark.parametrize("release", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])
-def test_the_last_release_of_a_context_frees_what_it_had(limited, release):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_the_last_release_of_a_context_frees_what_it_had(started, release):
+    scene, program = started()
     program.do("cuDevicePrimaryCtxRetain", OUT, 0)
     program.allocate(SIZE)
     program.do(release, 0)
@@ -352,9 +331,8 @@ def test_the_last_release_of_a_context_frees_what_it_had(limited, release):
         (("cuCtxCreate_v4", OUT, None, 0, 0), "cuCtxDestroy_v2"),
     ],
 )
-def test_a_context_counts_with_all_that_is_in_it(limited, create, destroy):
-    scene = limited(memory=[2 * GIB])
-    program = scene.program().start()
+def test_a_context_counts_with_all_that_is_in_it(started, create, destroy):
+    scene, program = started(2 * GIB)
     context = program.do(*create)
     assert scene.used() == 2 * CONTEXT
     program.allocate(SIZE)
@@ -362,10 +340,9 @@ def test_a_context_counts_with_all_that_is_in_it(limited, create, destroy):
     assert scene.used() == CONTEXT
 
 
-def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited):
+def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(started):
     """But for physical memory, which no context has."""
-    scene = limited(memory=[2 * GIB])
-    program = scene.program().start()
+    scene, program = started(2 * GIB)
     context = program.do("cuCtxCreate_v2", OUT, 0, 0)
     for way, (make, _, _) in WAYS.items():
         if way != "managed":
@@ -375,10 +352,9 @@ def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited)
     assert scene.used() == CONTEXT + SIZE
 
 
-def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(limited):
+def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(started):
     """What is allocated in it afterwards is its own still, and goes with it."""
-    scene = limited(memory=[2 * GIB])
-    program = scene.program().start()
+    scene, program = started(2 * GIB)
     primary = program.do("cuDevicePrimaryCtxRetain", OUT, 0)
     program.allocate(SIZE)
     assert program.call("cuCtxDestroy_v2", primary)[0] != SUCCESS
@@ -418,9 +394,8 @@ def test_a_pointer_that_is_not_ours_goes_to_the_driver(limited):
     assert program.call("cuMemFree_v2", 0)[0] == SUCCESS
 
 
-def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(started):
+    scene, program = started()
     graph = program.do("cuGraphCreate", OUT, 0)
     pool_properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
     wanted = pool_properties + packed("QQQQ", 0, 0, SIZE, 0).removeprefix("bytes:")
@@ -475,10 +450,9 @@ def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited
         process.kill()
 
 
-def test_managed_memory_hides_no_context(limited):
+def test_managed_memory_hides_no_context(started):
     """It need not be on the device, so that NVML's figure has none of it."""
-    scene = limited(memory=[4 * GIB])
-    program = scene.program().start()
+    scene, program = started(4 * GIB)
     attach_global = 1
     managed = program.do("cuMemAllocManaged", OUT, 2 * GIB, attach_global)
     other = scene.program().start()

@@ -3,17 +3,13 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB
-from support.limited import Limited
 from support.process import finished
 
 from libhamiregion.run.libraries import preloaded_library
-
-Make = Callable[..., Limited]
 
 
 def test_every_way_to_a_function_leads_to_the_same_one(limited, c_programs, inject):

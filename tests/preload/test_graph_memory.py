@@ -1,13 +1,8 @@
 """Memory that the nodes of a graph allocate, and the limit."""
 
-from collections.abc import Callable
-
 import pytest
-from fake_cuda.driver import GIB, MIB
+from fake_cuda.driver import MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
-from support.limited import Limited
-
-Make = Callable[..., Limited]
 
 CONTEXT = 256 * MIB
 DEVICE = 1
@@ -30,9 +25,8 @@ def graph_of(program: CudaProgram, size: int) -> int:
 
 
 @pytest.mark.parametrize("launch", ["cuGraphLaunch", "cuGraphUpload", "cuGraphUpload_ptsz"])
-def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(limited, launch):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(started, launch):
+    scene, program = started()
     program.allocate(512 * MIB)
     executable = graph_of(program, 512 * MIB)
     assert program.call(launch, executable, 0)[0] == OUT_OF_MEMORY
@@ -40,9 +34,8 @@ def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(limited, laun
 
 
 @pytest.mark.parametrize("size", [128 * MIB, 512 * MIB])
-def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited, size):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(started, size):
+    scene, program = started()
     program.allocate(512 * MIB)
     graph = template_of(program, size)
     upload = packed("QQQi4x", 2, 0, 0, 0)
@@ -55,9 +48,8 @@ def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited, size)
 @pytest.mark.parametrize(
     ("allocate", "stream"), [("cuMemAllocAsync", PER_THREAD), ("cuMemAllocAsync_ptsz", 0)]
 )
-def test_what_a_stream_is_to_allocate_later_does_not_count_yet(limited, allocate, stream):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_what_a_stream_is_to_allocate_later_does_not_count_yet(started, allocate, stream):
+    scene, program = started()
     program.do("cuStreamBeginCapture_v2", PER_THREAD, 0)
     program.do(allocate, OUT, 256 * MIB, stream)
     assert scene.used() == CONTEXT
@@ -67,9 +59,8 @@ def test_what_a_stream_is_to_allocate_later_does_not_count_yet(limited, allocate
     assert scene.used() == CONTEXT + 256 * MIB
 
 
-def test_what_a_graph_allocates_counts_from_its_launch_on(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_what_a_graph_allocates_counts_from_its_launch_on(started):
+    scene, program = started()
     executable = graph_of(program, 256 * MIB)
     assert scene.used() == CONTEXT
     assert program.call("cuGraphLaunch", executable, 0)[0] == SUCCESS

@@ -1,6 +1,5 @@
 """A program is held to the memory limit of its region, and shown it as its GPU."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from support.cuda_program import (
     packed,
     room,
 )
-from support.limited import Limited
 from support.lock_bytes import hold, is_free
 from support.process import piped
 from support.region_file import RegionFile
@@ -25,9 +23,6 @@ import libhamiregion as hami
 
 CONTEXT = 256 * MIB
 TOTAL = 16 * GIB
-
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
 
 
 def refused(program: CudaProgram, size: int) -> bool:
@@ -48,9 +43,8 @@ def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited, inject):
     assert not refused(program, GIB - CONTEXT)
 
 
-def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(limited):
-    scene = limited(memory=[4 * GIB])
-    program = scene.program().start()
+def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(started):
+    scene, program = started(4 * GIB)
     for size in (2**63, 2**64 - 1):
         assert refused(program, size)
     # Rows of 1 GiB, of which the number of bytes is 2^64 + 1 GiB.
@@ -103,9 +97,8 @@ def test_the_limit_is_the_gpu_that_the_program_sees(limited, inject):
     assert program.nvml_memory(1) == (TOTAL, TOTAL, 0)
 
 
-def test_the_free_memory_of_a_budget_is_never_more_than_is_free(limited, bare):
-    scene = limited(memory=[4 * GIB])
-    program = scene.program().start()
+def test_the_free_memory_of_a_budget_is_never_more_than_is_free(started, bare):
+    _, program = started(4 * GIB)
     bare().start().allocate(13 * GIB)
     free, total = program.info()
     assert (free, total) == (3 * GIB - 2 * CONTEXT, 4 * GIB)
@@ -129,9 +122,8 @@ def test_nvml_shows_what_the_region_uses_and_not_what_others_do(limited, bare):
     assert program.nvml_memory(0) == (4 * GIB, 3 * GIB - CONTEXT, GIB + CONTEXT)
 
 
-def test_a_limit_below_what_is_used_leaves_nothing_free(limited):
-    scene = limited(memory=[4 * GIB])
-    program = scene.program().start()
+def test_a_limit_below_what_is_used_leaves_nothing_free(started):
+    scene, program = started(4 * GIB)
     program.allocate(3 * GIB)
     scene.region.set_memory_limit(GIB, device=0, force=True)
     assert program.info() == (0, GIB)
@@ -149,9 +141,8 @@ def test_a_limit_above_the_gpus_memory_shows_the_gpu_as_it_is(limited):
     assert program.nvml_memory(0) == (TOTAL, TOTAL - CONTEXT - GIB, CONTEXT + GIB)
 
 
-def test_an_edited_limit_holds_at_the_next_allocation(limited):
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+def test_an_edited_limit_holds_at_the_next_allocation(started):
+    scene, program = started()
     assert refused(program, GIB)
     scene.region.set_memory_limit(3 * GIB, device=0)
     address = program.allocate(2 * GIB)
@@ -195,9 +186,8 @@ def test_a_neighbour_that_was_killed_with_the_lock_is_reaped_by_those_who_stay(l
     assert is_free(file)
 
 
-def test_a_program_that_ends_leaves_no_slot(limited):
-    scene = limited(memory=[2 * GIB])
-    program = scene.program().start()
+def test_a_program_that_ends_leaves_no_slot(started):
+    scene, program = started(2 * GIB)
     program.allocate(GIB)
     assert program.end() == (0, "")
     assert scene.region.snapshot().processes == ()
@@ -281,10 +271,9 @@ def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(limi
     assert scene.used() == CONTEXT
 
 
-def test_what_the_driver_takes_beyond_the_limit_counts(limited):
+def test_what_the_driver_takes_beyond_the_limit_counts(started):
     """It cannot be refused; the program is not told that it is free."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    scene, program = started()
     program.allocate(500 * MIB)
     program.do("fake_cuda_grow", 0, 400 * MIB)
     eventually(lambda: scene.used() == CONTEXT + 900 * MIB)
@@ -353,10 +342,9 @@ def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(limited,
     assert len(others) == 2
 
 
-def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited):
+def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(started):
     """By a piece, 32 MiB here, of which little is asked for: then the allocation is undone."""
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
+    scene, program = started()
 
     def held() -> int:
         return scene.used() - CONTEXT
@@ -377,9 +365,8 @@ def test_a_pool_that_grows_beyond_the_limit_is_trimmed_again(limited):
     eventually(lambda: held() == 0)
 
 
-def test_nothing_that_fits_is_refused_to_a_pool(limited):
-    scene = limited(memory=[CONTEXT + 64 * MIB])
-    program = scene.program().start()
+def test_nothing_that_fits_is_refused_to_a_pool(started):
+    scene, program = started(CONTEXT + 64 * MIB)
     first = program.do("cuMemAllocAsync", OUT, 64 * MIB, None)
     assert program.call("cuMemAllocAsync", OUT, 1, None)[0] == OUT_OF_MEMORY
     program.do("cuMemFreeAsync", first, None)

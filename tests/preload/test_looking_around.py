@@ -1,17 +1,13 @@
 """Those who stay look after what others leave in their region, whoever stands in their way."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from fake_cuda.driver import GIB, MIB
-from support.limited import Limited
 from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout
-
-Make = Callable[..., Limited]
 
 CONTEXT = 256 * MIB
 

@@ -1,20 +1,16 @@
 """Physical memory, its handles and its mappings, in a random order, against a model of them."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from fake_cuda.driver import GIB, MIB
 from support.cuda_program import INVALID_VALUE, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
-from support.limited import Limited
 
 CONTEXT = 256 * MIB
 GRANULE = 2 * MIB
 LIMIT = 8 * GIB
 PROPERTIES = packed("iiiiQQ", 1, 0, 1, 0, 0, 0)
-
-Make = Callable[..., Limited]
 
 
 @dataclass
@@ -116,10 +112,9 @@ def test_the_region_counts_what_is_held_or_mapped(limited, seed):
     assert scene.used() == CONTEXT
 
 
-def test_more_pieces_than_were_expected_each_count(limited):
+def test_more_pieces_than_were_expected_each_count(started):
     """The list of them grows, and what was freed in the middle is used again."""
-    scene = limited(memory=[LIMIT])
-    program = scene.program().start()
+    scene, program = started(LIMIT)
     create = ("cuMemCreate", OUT, GRANULE, PROPERTIES, 0)
     handles = [program.do(*create) for _ in range(300)]
     assert scene.used() == CONTEXT + 300 * GRANULE

@@ -7,12 +7,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from fake_cuda.driver import MIB, stop
-from support.busy_programs import BusyProgram
-from support.cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
+from support.cuda_program import INVALID_HANDLE, OUT, SUCCESS
 from support.limited import Limited
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
@@ -25,10 +23,6 @@ HELD, FREE = 60, 75
 A machine with other work gives a program less time than it wants, never more."""
 
 MANY = 24  # processes of one region
-
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
-Start = Callable[..., BusyProgram]
 
 
 def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:

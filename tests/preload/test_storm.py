@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ from libhamiregion import ProcessStatus
 
 CONTEXT = 256 * MIB
 
-Make = Callable[..., Limited]
-Bare = Callable[[], CudaProgram]
 
 CHARGED_FIRST, ALL_WAYS = 4, 6
 EXECS = 1

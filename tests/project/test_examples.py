@@ -14,7 +14,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -167,24 +166,6 @@ def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night):
     assert night.run("restore").returncode == 0
     assert limits(first, cut, last) == [8, 8, 8]
     assert night.undo_plans() == 0
-
-
-def test_a_conflict_in_one_container_leaves_the_others_shrunk(night, monkeypatch):
-    first, touched, last = (night.idle(name) for name in "abc")
-    write = os.link
-
-    def touch(*args: Any) -> None:
-        """Change a limit between the reading of all and the first edit."""
-        touched.put("limit", 5 * GIB)
-        write(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", touch)
-        done = night.run("shrink")
-    assert (done.returncode, "is 5 GiB" in done.stderr) == (1, True)
-    assert limits(first, touched, last) == [1, 5, 1]
-    assert night.run("restore").returncode == 0
-    assert limits(first, touched, last) == [8, 5, 8]
 
 
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(tmp_path):

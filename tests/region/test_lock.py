@@ -374,7 +374,7 @@ def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file):
     def hold_open() -> None:
         with open_region(file, writable=True):
             os.write(writing, b"+")
-            time.sleep(PATIENCE_S)
+            signal.pause()
 
     with meanwhile(hold_open) as child, open_region(file) as region:
         os.read(reading, 1)

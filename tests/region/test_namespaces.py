@@ -186,9 +186,7 @@ def test_an_orphan_inside_is_repaired_from_outside(region_file, outside, inside)
 @pytest.mark.slow(keep=1)
 def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(file, outside, inside, deeper):
     # Different numbers on all three levels.
-    member = with_pid(deeper, 7000, file)
-    member("attach")
-    member("slot.charge", 0, 5)
+    member = attached(with_pid(deeper, 7000, file), 5)
     assert pids(file) == [7000]
     hold(file, 7000)
     for judge in (outside(file), inside(file)):
@@ -217,9 +215,7 @@ def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it
 ):
     """It maps the region too, as an exporter does."""
     exporter = outside(file, writable=False)
-    member = with_pid(inside, exporter.pid, file)
-    member("attach")
-    member("slot.charge", 0, 9)
+    member = attached(with_pid(inside, exporter.pid, file), 9)
     member("lock")
     reaper = outside(file)
     state = reaper("region.lock_state")
@@ -281,9 +277,7 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
     file, inside, elsewhere
 ):
     """A tool in another container looks on, and a second one reaps."""
-    namesake = with_pid(inside, 500, file)
-    namesake("attach")
-    namesake("slot.charge", 0, 5)
+    attached(with_pid(inside, 500, file), 5)
     member = attached(inside(file), 6)
     with_pid(elsewhere, 500, file, writable=False)
     reaper = elsewhere(file)

@@ -9,6 +9,7 @@ from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_va
 from support.namespaces import FOREIGN_OWNER
 from support.reaping import reap_in_time
 from support.recovering import HOLD_STRUCT, NOTHING, assert_usable, did, recover, recover_in_time
+from support.slot_bytes import attached
 from support.wait import on_this_machine_s
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
@@ -23,9 +24,7 @@ WAITERS = 3 << 32
 
 
 def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(file, actor):
-    holder = actor(file)
-    holder("attach")
-    holder("slot.charge", 0, 640)
+    holder = attached(actor(file), 640)
     holder("lock")
     assert owner_of(file) == holder.pid
     holder.kill()

@@ -21,6 +21,7 @@ from support.slot_bytes import (
     MARK_FLAG,
     WITH_SEQLOCK,
     WITHOUT_SEQLOCK,
+    attached,
     differences,
     pids,
     put_slot,
@@ -423,9 +424,7 @@ answer = os.waitpid(child, 0)[1]
 
 
 def test_the_end_of_a_child_leaves_the_parents_slot(file, actor):
-    parent = actor(file)
-    parent("attach")
-    parent("slot.charge", 0, 12)
+    parent = attached(actor(file), 12)
     before = file.content()
     assert parent("evaluate", FORK_AND_END) == 0
     assert file.content() == before

@@ -30,8 +30,6 @@ from libhamiregion.report.recorder import read_samples
 if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
 
-SPAN = (0, 2**60)
-
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[NodeScene]:

@@ -1,9 +1,3 @@
 """Nodes with real processes."""
 
-from support.node_fixtures import (  # noqa: F401
-    _container_factory,
-    node,
-    own_monitor,
-    scene,
-    start,
-)
+from support.node_fixtures import *  # noqa: F403

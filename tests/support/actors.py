@@ -4,8 +4,6 @@ An actor is forked by a factory that has no region open itself, so it maps what 
 nothing else. A factory may live in a pid namespace of its own. Run as a program, this file is one.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import select
@@ -17,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.wait import PATIENCE_S, eventually
+from support.process import Stranger
+from support.wait import PATIENCE_S
 
 
 class Actor:
@@ -29,12 +28,10 @@ class Actor:
             socket.send_fds(process_factory, [b"+"], [theirs.fileno()])
         ours.settimeout(PATIENCE_S)
         message, fds, _, _ = socket.recv_fds(ours, 32, 1)
-        self._pidfd = fds[0]
+        self._process = Stranger(fds[0])
         self._channel = ours
         self._stream = ours.makefile("rwb")
-        self.pid = int(message)
-        info = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")
-        self.pid_here = int(info.partition("\nPid:")[2].split()[0])
+        self.pid, self.pid_here = int(message), self._process.pid
 
     def __call__(self, what: str, /, *args: Any, **kwargs: Any) -> Any:
         """Have something done, and return or raise what came of it."""
@@ -56,37 +53,18 @@ class Actor:
         """Whether what was started has come to an end."""
         return bool(select.select([self._channel], [], [], within_s)[0])
 
-    def wait_for_death(self) -> None:
-        ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
-        assert ended, f"process {self.pid_here} does not end"
-        # A moment later its number is free as well: the factory ignores SIGCHLD.
-        eventually(self._is_gone)
-
-    def _is_gone(self) -> bool:
-        try:
-            signal.pidfd_send_signal(self._pidfd, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
     def kill(self) -> None:
         """SIGKILL it; on return the kernel has taken everything away from it."""
-        if self._pidfd < 0:
-            return
-        if not select.select([self._pidfd], [], [], 0)[0]:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self.wait_for_death()
+        self._process.kill()
         self._close()
 
     def leave(self) -> None:
         """Let it end as an interpreter does, with its exit handlers."""
         self.start("leave")
-        self.wait_for_death()
         self._close()
 
     def _close(self) -> None:
-        os.close(self._pidfd)
-        self._pidfd = -1
+        self._process.wait()
         # What could not be sent to a dead process is lost.
         try:
             self._stream.close()

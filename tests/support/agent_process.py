@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from typing_extensions import Self
 
 from support.agent_tasks import MONITOR
 from support.answers import check_answer
 from support.command_line import call
 from support.node_scene import NodeScene
-from support.process import finished
+from support.process import Program, finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
@@ -40,42 +38,29 @@ main()
 COMMAND = (sys.executable, "-c", PROGRAM, "agent")
 
 
-class Agent:
+class Agent(Program):
     """A running agent; its events are read when they are asked for."""
 
     def __init__(
-        self, root: Path | None, *words: str, log: Path, inside: tuple[str, ...] = (), **popen: Any
+        self,
+        root: Path | None,
+        *words: str,
+        inside: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self.log = log
         place = () if root is None else ("--root", str(root))
         # Some environments are made before a test has its own locks.
-        own = {"HAMIREGION_LOCKS": os.environ["HAMIREGION_LOCKS"]}
-        popen["env"] = {**popen.get("env", os.environ), **own}
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [*inside, *COMMAND, *place, "--json", *words],
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-                stdin=subprocess.DEVNULL,
-                **popen,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(PATIENCE_S)
+        own = {**(env or {}), "HAMIREGION_LOCKS": os.environ["HAMIREGION_LOCKS"]}
+        super().__init__(*inside, *COMMAND, *place, "--json", *words, env=own)
 
     @property
     def said(self) -> str:
         """What stands in the log besides events."""
-        lines = self.log.read_text().splitlines()
+        lines = self.log.splitlines()
         return "\n".join(line for line in lines if not line.startswith("{"))
 
     def events(self) -> list[dict[str, Any]]:
-        lines = self.log.read_text().splitlines()
+        lines = self.log.splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         for event in found[-3:]:
             check_answer(event)
@@ -92,7 +77,7 @@ class Agent:
             return [each for each in named if detail.items() <= each["detail"].items()]
 
         eventually(lambda: bool(found()) or self.process.poll() is not None)
-        assert found(), f"it ended with {self.process.poll()}: {self.log.read_text()}"
+        assert found(), f"it ended with {self.process.poll()}: {self.log}"
         return found()[0]
 
     def wait_until_it_hears_signals(self) -> None:
@@ -105,8 +90,7 @@ class Agent:
         eventually(hears)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.wait()
+        return self.stop(number)
 
     def wait(self) -> int:
         try:
@@ -115,22 +99,14 @@ class Agent:
             # It tells where its threads are.
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(1)
-            raise AssertionError(f"it does not end: {self.log.read_text()}") from None
+            raise AssertionError(f"it does not end: {self.log}") from None
 
 
 @contextlib.contextmanager
-def agents(scene: NodeScene, directory: Path) -> Iterator[Callable[..., Agent]]:
+def agents(scene: NodeScene) -> Iterator[Callable[..., Agent]]:
     """Starts agents, and ends them with the test."""
     with contextlib.ExitStack() as started:
-        count = 0
-
-        def start(*words: str, **more: Any) -> Agent:
-            nonlocal count
-            count += 1
-            log = directory / f"events-{count}"
-            return started.enter_context(Agent(scene.root, *words, log=log, **more))
-
-        yield start
+        yield lambda *words, **more: started.enter_context(Agent(scene.root, *words, **more))
 
 
 def run(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -5,58 +5,28 @@ That is `container_forker`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TextIO
 
-from support.wait import PATIENCE_S, eventually
+from support.process import Stranger
+from support.wait import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("container_forker.py")
 
 
-class ForkedProcess:
+class ForkedProcess(Stranger):
     """As much of a `subprocess.Popen` as tests ask of a container, which is no child of theirs."""
 
     def __init__(self, pidfd: int, stdin: TextIO, stdout: TextIO) -> None:
-        self._pidfd = pidfd
+        super().__init__(pidfd)
         self.stdin = stdin
         self.stdout = stdout
-        info = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
-        self.pid = int(info.partition("\nPid:")[2].split()[0])
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if it has not ended."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Return once it has ended and its number is free."""
-        if self._pidfd < 0:
-            return
-        ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
-        assert ended, f"process {self.pid} does not end"
-        eventually(self._is_gone)
-        os.close(self._pidfd)
-        self._pidfd = -1
-
-    def _is_gone(self) -> bool:
-        try:
-            signal.pidfd_send_signal(self._pidfd, 0)
-        except ProcessLookupError:
-            return True
-        return False
 
 
 class ContainerFactory:

@@ -68,3 +68,19 @@ def scene(
         return make
 
     return add
+
+
+def container_scene(
+    *found: Expected, **options: Any
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """As `scene`, for a function that gets a container of the node in place of both."""
+
+    def add(make: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(make)
+        def made(node: DoctorNode, layout: Layout, **arguments: Any) -> object:
+            return make(node.container(layout=layout), **arguments)
+
+        scene(*found, **options)(made)
+        return make
+
+    return add

@@ -12,9 +12,9 @@ import attrs
 from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, Severity
 from support.doctor_node import DoctorNode
-from support.doctor_scene_table import Expected, scene
+from support.doctor_scene_table import Expected, container_scene, scene
 from support.lock_bytes import NOBODY, hold, set_value
-from support.node_scene import GIB, GPU
+from support.node_scene import GIB, GPU, SceneContainer
 from support.region_file import SLOTS
 from support.slot_bytes import WITH_SEQLOCK, move_last_into
 
@@ -45,17 +45,15 @@ def containers_nested_and_not_with_forks_a_monitor_and_a_reader(
     node.container().path.unlink()
 
 
-@scene()
-def a_dead_process_that_holds_nothing(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene()
+def a_dead_process_that_holds_nothing(place: SceneContainer) -> None:
     inside = place.start()
     place.kill(inside, place.spawn(inside, used=0)[0])
 
 
-@scene()
-def what_earlier_processes_left_behind_the_last_slot(node: DoctorNode, layout: Layout) -> None:
+@container_scene()
+def what_earlier_processes_left_behind_the_last_slot(place: SceneContainer) -> None:
     """The same pid in slots long given up, near and far."""
-    place = node.container(layout=layout)
     inside = place.start()
     for slot in (5, 900):
         place.put("slot_pid", 1, slot=slot)
@@ -64,9 +62,8 @@ def what_earlier_processes_left_behind_the_last_slot(node: DoctorNode, layout: L
     inside.tell("charge", GIB)
 
 
-@scene()
-def a_process_without_a_pid_namespace_has_one_pid(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene()
+def a_process_without_a_pid_namespace_has_one_pid(place: SceneContainer) -> None:
     inside = place.start(0)
     assert place.host_pids() == {inside.process.pid: inside.process.pid}
 
@@ -78,15 +75,14 @@ def host_pid_wrong(cause: str, *says: str, severity: Severity | None = None) -> 
     return Expected(FindingKind.HOST_PID_WRONG, cause, severity, says=says)
 
 
-@scene(
+@container_scene(
     host_pid_wrong("missing", " is 0; /proc"),
     mended=(),
     layouts=(Layout.V1_1,),
     depth=1,
 )
-@scene(host_pid_wrong("missing", " is 0; /proc"), mended=(), depth=2)
-def a_missing_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("missing", " is 0; /proc"), mended=(), depth=2)
+def a_missing_host_pid(place: SceneContainer, depth: int) -> None:
     place.spawn(place.start(depth), host_pid=False)
 
 
@@ -95,10 +91,9 @@ def a_missing_host_pid_where_an_sm_limit_is(node: DoctorNode, layout: Layout) ->
     node.container(layout=layout, sm_limits=[50]).start(host_pid=False)
 
 
-@scene(host_pid_wrong("container_pid"), mended=(), depth=1)
-@scene(host_pid_wrong("container_pid"), mended=(), depth=2)
-def the_containers_own_pid_as_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("container_pid"), mended=(), depth=1)
+@container_scene(host_pid_wrong("container_pid"), mended=(), depth=2)
+def the_containers_own_pid_as_host_pid(place: SceneContainer, depth: int) -> None:
     place.start(depth)
     place.set_host_pid(1, 1)
 
@@ -114,28 +109,25 @@ def host_pids_swapped_between_two_containers(node: DoctorNode, layout: Layout) -
     places[1].set_host_pid(1, first.host_pid)
 
 
-@scene(host_pid_wrong("swapped", "2 processes have the host pid"), mended=())
-def host_pids_swapped_inside_one_container(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("swapped", "2 processes have the host pid"), mended=())
+def host_pids_swapped_inside_one_container(place: SceneContainer) -> None:
     inside = place.start()
     pid, host_pid = place.spawn(inside)
     place.set_host_pid(1, host_pid)
     place.set_host_pid(pid, inside.host_pid)
 
 
-@scene(host_pid_wrong("dead"), mended=(), number=4_194_303)
-@scene(host_pid_wrong("dead"), mended=(), number=2**31 - 1)
-@scene(host_pid_wrong("dead"), mended=(), number=-7)
-def a_host_pid_that_nobody_has(node: DoctorNode, layout: Layout, number: int) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("dead"), mended=(), number=4_194_303)
+@container_scene(host_pid_wrong("dead"), mended=(), number=2**31 - 1)
+@container_scene(host_pid_wrong("dead"), mended=(), number=-7)
+def a_host_pid_that_nobody_has(place: SceneContainer, number: int) -> None:
     place.start()
     place.put("slot_hostpid", number)
 
 
-@scene(host_pid_wrong("dead"), mended=(), lives=False)
-@scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), lives=True)
-def the_host_pid_of_a_process_beside(node: DoctorNode, layout: Layout, lives: bool) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("dead"), mended=(), lives=False)
+@container_scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), lives=True)
+def the_host_pid_of_a_process_beside(place: SceneContainer, lives: bool) -> None:
     inside = place.start()
     pid, host_pid = inside.child("spawn")
     place.set_host_pid(1, host_pid)
@@ -144,10 +136,11 @@ def the_host_pid_of_a_process_beside(node: DoctorNode, layout: Layout, lives: bo
 
 
 # This process, a kernel thread.
-@scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), whose="our own")
-@scene(host_pid_wrong("foreign", "2", severity=Severity.ERROR), mended=(), whose="the kernel's")
-def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> None:
-    place = node.container(layout=layout)
+@container_scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), whose="our own")
+@container_scene(
+    host_pid_wrong("foreign", "2", severity=Severity.ERROR), mended=(), whose="the kernel's"
+)
+def the_host_pid_of_a_stranger(place: SceneContainer, whose: str) -> None:
     place.start()
     place.set_host_pid(1, os.getpid() if whose == "our own" else 2)
 
@@ -155,7 +148,7 @@ def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> 
 # ---- Slots --------------------------------------------------------------------------------------
 
 
-@scene(
+@container_scene(
     Expected(
         FindingKind.DEAD_PROCESS_COUNTED,
         severity=Severity.WARNING,
@@ -165,8 +158,7 @@ def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> 
     used=2 * GIB,
     layouts=BOTH,
 )
-def killed_processes_that_count(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+def killed_processes_that_count(place: SceneContainer) -> None:
     inside = place.start(2)
     killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
     place.spawn(inside)
@@ -174,19 +166,17 @@ def killed_processes_that_count(node: DoctorNode, layout: Layout) -> None:
         place.kill(inside, pid)
 
 
-@scene(Expected(FindingKind.DEAD_PROCESS_COUNTED), mended=(), used=0)
-def a_process_that_became_another_program(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.DEAD_PROCESS_COUNTED), mended=(), used=0)
+def a_process_that_became_another_program(place: SceneContainer) -> None:
     inside = place.enter()
     pid, _ = place.spawn(inside)
     inside.tell(f"@{pid}", "execute")
     place.forget(pid)
 
 
-@scene(Expected(FindingKind.SLOT_MOVED), layouts=(Layout.V1_1,))
-def a_process_of_2_8_0_that_stands_twice(node: DoctorNode, layout: Layout) -> None:
+@container_scene(Expected(FindingKind.SLOT_MOVED), layouts=(Layout.V1_1,))
+def a_process_of_2_8_0_that_stands_twice(place: SceneContainer) -> None:
     """It accounts in both."""
-    place = node.container(layout=layout)
     place.add_process(GONE, {0: GIB})
     place.start()
     move_last_into(place, 0)
@@ -198,36 +188,39 @@ def slot_without_pid(severity: Severity) -> Expected:
     return Expected(FindingKind.SLOT_WITHOUT_PID, severity=severity)
 
 
-@scene(slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=GIB)
-@scene(slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=0)
-@scene(slot_without_pid(Severity.WARNING), mended=(), used=GIB, holding=GIB)
+@container_scene(
+    slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=GIB
+)
+@container_scene(slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=0)
+@container_scene(slot_without_pid(Severity.WARNING), mended=(), used=GIB, holding=GIB)
 # One that is empty wedges early generations only.
-@scene(holding=0)
-def a_slot_without_a_pid(node: DoctorNode, layout: Layout, holding: int) -> None:
-    place = node.container(layout=layout)
+@container_scene(holding=0)
+def a_slot_without_a_pid(place: SceneContainer, holding: int) -> None:
     place.add_process(0, {0: holding} if holding else {})
     place.start()
 
 
-@scene(Expected(FindingKind.SEQLOCK_STUCK, "dead_writer"), mended=(), layouts=(*WITH_SEQLOCK,))
-def a_seqlock_that_a_killed_writer_left_odd(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(
+    Expected(FindingKind.SEQLOCK_STUCK, "dead_writer"), mended=(), layouts=(*WITH_SEQLOCK,)
+)
+def a_seqlock_that_a_killed_writer_left_odd(place: SceneContainer) -> None:
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
     place.put("slot_seqlock", 7, slot=1)
     place.kill(inside, pid)
 
 
-@scene(Expected(FindingKind.SEQLOCK_STUCK, "live_writer", says=("kill -CONT",)))
-def a_seqlock_that_a_live_writer_keeps_odd(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.SEQLOCK_STUCK, "live_writer", says=("kill -CONT",)))
+def a_seqlock_that_a_live_writer_keeps_odd(place: SceneContainer) -> None:
     inside = place.start()
     place.put("slot_seqlock", 7)
     os.kill(inside.host_pid, signal.SIGSTOP)
 
 
-@scene(Expected(FindingKind.SLOT_TABLE_FULL, severity=Severity.WARNING), taken=SLOTS * 9 // 10)
-@scene(
+@container_scene(
+    Expected(FindingKind.SLOT_TABLE_FULL, severity=Severity.WARNING), taken=SLOTS * 9 // 10
+)
+@container_scene(
     Expected(
         FindingKind.SLOT_TABLE_FULL,
         severity=Severity.ERROR,
@@ -239,8 +232,7 @@ def a_seqlock_that_a_live_writer_keeps_odd(node: DoctorNode, layout: Layout) -> 
     ),
     taken=SLOTS,
 )
-def a_full_table(node: DoctorNode, layout: Layout, taken: int) -> None:
-    place = node.container(layout=layout)
+def a_full_table(place: SceneContainer, taken: int) -> None:
     place.start()
     place.put("proc_num", taken)
     for slot in range(1, SLOTS):
@@ -248,9 +240,8 @@ def a_full_table(node: DoctorNode, layout: Layout, taken: int) -> None:
         place.put("slot_status", int(slot > 2), slot=slot)
 
 
-@scene(Expected(FindingKind.PROCESSES_UNKNOWN, "ambiguous"))
-def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.PROCESSES_UNKNOWN, "ambiguous"))
+def two_processes_that_one_slot_can_mean(place: SceneContainer) -> None:
     inside, stranger = place.start(), place.enter()
     stranger.tell("map", place.path)
     assert inside.init_pid == stranger.init_pid == 1
@@ -259,32 +250,29 @@ def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> No
 # ---- The lock -----------------------------------------------------------------------------------
 
 
-@scene(
+@container_scene(
     Expected(
         FindingKind.LOCK_STUCK, "dead_owner", pid=LAST_PID, says=(f"held by process {LAST_PID},",)
     ),
     mended=("the dead owner's lock was freed",),
     layouts=BOTH,
 )
-def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+def a_lock_whose_owner_is_gone(place: SceneContainer) -> None:
     place.start()
     hold(place, LAST_PID)
 
 
-@scene(
+@container_scene(
     Expected(FindingKind.LOCK_STUCK, "dead_owner", says=("held by an unknown process, which is",)),
     mended=("the dead owner's lock was freed",),
 )
-def a_lock_that_is_signed_by_no_pid(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+def a_lock_that_is_signed_by_no_pid(place: SceneContainer) -> None:
     place.start()
     hold(place, NOBODY)
 
 
-@scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("lock was freed",))
-def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("lock was freed",))
+def a_process_killed_with_the_lock_in_its_hands(place: SceneContainer) -> None:
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
     inside.tell(f"@{pid}", "lock")
@@ -302,28 +290,26 @@ def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout:
     hold(node.container(layout=layout), 0)
 
 
-@scene(
+@container_scene(
     Expected(FindingKind.LOCK_STUCK, "live_owner", pid=1, says=("held by process 1", "HOST_PID"))
 )
-def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+def a_lock_that_a_live_process_does_not_give_back(place: SceneContainer) -> None:
     inside = place.start()
     inside.tell("lock")
     os.kill(inside.host_pid, signal.SIGSTOP)
 
 
-@scene(
+@container_scene(
     Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("is 2",)),
     mended=("the semaphore was set right",),
     attached=True,
 )
-@scene(
+@container_scene(
     Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("is 2",)),
     mended=("the semaphore was set right",),
     attached=False,
 )
-def a_semaphore_that_was_given_back_twice(node: DoctorNode, layout: Layout, attached: bool) -> None:
-    place = node.container(layout=layout)
+def a_semaphore_that_was_given_back_twice(place: SceneContainer, attached: bool) -> None:
     if attached:
         place.start()
     set_value(place, 2)
@@ -332,8 +318,8 @@ def a_semaphore_that_was_given_back_twice(node: DoctorNode, layout: Layout, atta
 STARTUP = Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
 
 
-@scene(STARTUP, mended=(), layouts=(Layout.V1_1_POSTINIT,), value=3, attached=False)
-@scene(
+@container_scene(STARTUP, mended=(), layouts=(Layout.V1_1_POSTINIT,), value=3, attached=False)
+@container_scene(
     Expected(FindingKind.LOCK_STUCK, "startup"),
     mended=(),
     layouts=(Layout.V1_1_POSTINIT,),
@@ -341,23 +327,21 @@ STARTUP = Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
     attached=False,
 )
 # While processes use the region it may be in use, for as long as anybody can tell.
-@scene(layouts=(Layout.V1_1_POSTINIT,), value=0, attached=True)
-def the_start_up_semaphore(node: DoctorNode, layout: Layout, value: int, attached: bool) -> None:
-    place = node.container(layout=layout)
+@container_scene(layouts=(Layout.V1_1_POSTINIT,), value=0, attached=True)
+def the_start_up_semaphore(place: SceneContainer, value: int, attached: bool) -> None:
     if attached:
         place.start()
     set_value(place, value, "sem_postinit")
 
 
-@scene(
+@container_scene(
     Expected(FindingKind.LOCK_STUCK),
     Expected(FindingKind.DEAD_PROCESS_COUNTED),
     Expected(FindingKind.HOST_PID_WRONG),
     mended=("lock was freed", "slot of dead process", "host pid"),
 )
-def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
+def what_a_lock_of_the_dead_hides(place: SceneContainer) -> None:
     """What is repaired comes after the lock."""
-    place = node.container(layout=layout)
     inside = place.start(host_pid=False)
     place.kill(inside, place.spawn(inside)[0])
     hold(place, NOBODY)
@@ -366,21 +350,19 @@ def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
 # ---- Memory and limits --------------------------------------------------------------------------
 
 
-@scene(
+@container_scene(
     Expected(
         FindingKind.USAGE_ABOVE_LIMIT, device=0, says=("6 GiB in use on device 0, limit 4 GiB",)
     )
 )
-def usage_above_the_limit(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+def usage_above_the_limit(place: SceneContainer) -> None:
     place.start(used=6 * GIB)
     with open_region(place.path, writable=True) as region:
         region.set_memory_limit("4GiB", force=True)
 
 
-@scene(Expected(FindingKind.USAGE_IMPOSSIBLE, pid=1, says=("-4096 as a signed number",)))
-def a_counter_that_went_below_zero(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.USAGE_IMPOSSIBLE, pid=1, says=("-4096 as a signed number",)))
+def a_counter_that_went_below_zero(place: SceneContainer) -> None:
     place.start()
     place.put("slot_used.total", (1 << 64) - 4096)
 
@@ -453,18 +435,16 @@ def cut_short(size: int) -> Expected:
     return Expected(FindingKind.REGION_LOST, "cut_short", pid=1, says=says)
 
 
-@scene(cut_short(0), size=0)
-@scene(cut_short(100), size=100)
-@scene(cut_short(1_900_000), size=1_900_000)
-def a_region_cut_short_under_its_processes(node: DoctorNode, layout: Layout, size: int) -> None:
-    place = node.container(layout=layout)
+@container_scene(cut_short(0), size=0)
+@container_scene(cut_short(100), size=100)
+@container_scene(cut_short(1_900_000), size=1_900_000)
+def a_region_cut_short_under_its_processes(place: SceneContainer, size: int) -> None:
     place.start()
     place.resize(size)
 
 
-@scene(Expected(FindingKind.LAYOUT_MIXED, "mapped_length", says=("layout unversioned",)))
-def a_process_that_maps_the_region_as_another_layout(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.LAYOUT_MIXED, "mapped_length", says=("layout unversioned",)))
+def a_process_that_maps_the_region_as_another_layout(place: SceneContainer) -> None:
     place.start()
     # Not a child of the first: a fork keeps what its parent maps.
     other = place.enter()
@@ -472,16 +452,16 @@ def a_process_that_maps_the_region_as_another_layout(node: DoctorNode, layout: L
     other.tell(f"@{pid}", "map_bytes", place.path, Layout.UNVERSIONED.size_bytes)
 
 
-@scene(Expected(FindingKind.LAYOUT_MIXED, "file_size"), layouts=(Layout.V1_1,))
-def a_region_that_2_8_1_has_made_longer(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(Expected(FindingKind.LAYOUT_MIXED, "file_size"), layouts=(Layout.V1_1,))
+def a_region_that_2_8_1_has_made_longer(place: SceneContainer) -> None:
     place.start()
     place.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
 
 
-@scene(Expected(FindingKind.LAYOUT_NEWER, severity=Severity.WARNING, says=("version 1.3",)))
-def a_region_of_a_version_to_come(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(
+    Expected(FindingKind.LAYOUT_NEWER, severity=Severity.WARNING, says=("version 1.3",))
+)
+def a_region_of_a_version_to_come(place: SceneContainer) -> None:
     place.start()
     place.put("minor_version", 3)
 
@@ -509,9 +489,8 @@ def a_link_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
     place.path.symlink_to(elsewhere)
 
 
-@scene(missing("not_a_region"))
-def a_pipe_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
-    place = node.container(layout=layout)
+@container_scene(missing("not_a_region"))
+def a_pipe_in_the_place_of_the_file(place: SceneContainer) -> None:
     place.path.unlink()
     os.mkfifo(place.path)
 

@@ -1,22 +1,17 @@
 """`hamiregion exporter` as a process of its own."""
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import IO
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from support.command_line import call
-from support.process import finished
+from support.process import Program, finished
 from support.scrapers import ask
-from support.wait import PATIENCE_S, eventually
+from support.wait import eventually
 
 COMMAND = (sys.executable, "-m", "libhamiregion", "exporter")
 # What the machine that runs the tests may have set.
@@ -45,13 +40,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return finished([*COMMAND, *map(str, arguments)], env=environment())
 
 
-class ExporterProcess:
-    """A running exporter.
-
-    Attributes:
-        urls: Where it listens.
-        process: The process.
-    """
+class ExporterProcess(Program):
+    """A running exporter; `urls` are where it listens."""
 
     def __init__(
         self,
@@ -59,26 +49,9 @@ class ExporterProcess:
         env: Mapping[str, str] | None = None,
         inside: Sequence[str] = (),
     ) -> None:
-        self._log: IO[str] = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 (closed by `close`)
-        # Opened anew: who reads must not move the place where the process writes.
-        with Path(self._log.name).open("ab") as log:
-            self.process = subprocess.Popen(
-                [*inside, *COMMAND, *map(str, arguments)],
-                env=environment(env),
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-        eventually(lambda: self.process.poll() is not None or self.urls)
-        assert self.process.poll() is None, self.log
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def log(self) -> str:
-        """What it has said so far; threads may ask at once."""
-        return Path(self._log.name).read_text(encoding="utf-8")
+        ours = {**dict.fromkeys(_ENVIRONMENT), **(env or {})}
+        super().__init__(*inside, *COMMAND, "--listen", "127.0.0.1:0", *arguments, env=ours)
+        self.wait_for("listening on")
 
     @property
     def urls(self) -> list[str]:
@@ -94,32 +67,3 @@ class ExporterProcess:
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, self.log
         return ask(self.url, "/readyz").status == 200
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Tell it to end; its exit code."""
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._log.close()
-
-
-@contextlib.contextmanager
-def exporter_process(
-    *arguments: object, env: Mapping[str, str] | None = None, inside: Sequence[str] = ()
-) -> Iterator[ExporterProcess]:
-    """Start an exporter on a port of the system's choice; it is ended in any case.
-
-    Args:
-        arguments: Its options.
-        env: More of its environment.
-        inside: What stands before the command.
-    """
-    process = ExporterProcess("--listen", "127.0.0.1:0", *arguments, env=env, inside=inside)
-    try:
-        yield process
-    finally:
-        process.close()

@@ -24,7 +24,6 @@ from pathlib import Path
 
 _FLOCK = struct.Struct("hhqqi4x")
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_MS_BIND = 4096
 
 
 class Tenant:

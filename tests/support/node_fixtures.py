@@ -99,7 +99,7 @@ def node(scene) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _container_factory() -> Iterator[None]:
+def container_factory_end() -> Iterator[None]:
     """What the first container has started ends with the tests."""
     yield
     close_factory()

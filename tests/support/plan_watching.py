@@ -58,6 +58,14 @@ def set_plan(scene: PlanScene, *rules: str) -> None:
     aged(scene.directory / "plan.yaml", plan_yaml(*rules))
 
 
+def kept_on(scene: PlanScene, watch: Watch, *rules: str) -> PlanReconciler:
+    """A watcher that has set what these rules say."""
+    set_plan(scene, *rules)
+    watcher = watch()
+    watcher.run()
+    return watcher
+
+
 def memory(region: SceneContainer) -> list[int]:
     return region.limits()["memory"][:2]
 
