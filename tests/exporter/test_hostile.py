@@ -1,6 +1,7 @@
 """Whatever a container writes, does or is called: bounded, distinct series, and others unharmed."""
 
 import os
+import random
 
 import pytest
 from support.exposition import exporter_of, parsed
@@ -149,3 +150,28 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path):
         assert found.value("hami_container_last_kernel_elapsed_seconds") == 0
         file.put("slot_status", 0)
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
+
+
+def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path):
+    files = NodeScene(tmp_path)
+    bad = files.golden("1.2-many-processes")
+    files.container("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])
+    file = RegionFile(bad.path, bad.layout)
+    whole = file.content()
+    dice = random.Random(20260)
+    header = bad.layout.offsets["procs"] + 4 * bad.layout.offsets["slot_stride"]
+    shown = 0
+    with files.open() as node:
+        exporter = exporter_of(node, legacy=True)
+        for number in range(150):
+            at = dice.randrange(8, header)
+            file.put_bytes(at, dice.randbytes(dice.choice([1, 4, 8, 64])))
+            found = parsed(exporter.render())
+            assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 3 << 30
+            told = len(found.series("hamiregion_container_info", pod="1-2-many-processes"))
+            why = len(found.series("hamiregion_container_missing_info"))
+            assert told + why == 1
+            shown += told
+            if number % 5 == 4:
+                file.put_bytes(0, whole[:header])
+    assert 0 < shown < 150, "some of it damages the region, and some does not"
