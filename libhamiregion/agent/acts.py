@@ -180,13 +180,17 @@ class Executor:
 
     def _keep(self, act: Act) -> None:
         """Have an act taken back at the end, or not any more."""
-        kept = self.kept.setdefault(_key(act.container), Kept(act.container))
-        kept.container = act.container
+        key = _key(act.container)
+        kept = self.kept.get(key)
         if act.back is None:
-            kept.acts.pop(act.place, None)
-        else:
-            first = kept.acts.get(act.place, act)
-            kept.acts[act.place] = act._replace(back=first.back)
+            if kept is not None:
+                kept.acts.pop(act.place, None)
+            return
+        if kept is None:
+            kept = self.kept[key] = Kept(act.container)
+        kept.container = act.container
+        first = kept.acts.get(act.place, act)
+        kept.acts[act.place] = act._replace(back=first.back)
 
     def take_back(self, key: RegionKey, places: Collection[Place]) -> list[Act]:
         """Take back acts whose values are still there, and forget all that are named.
