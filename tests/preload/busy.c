@@ -1,8 +1,8 @@
 /*
  * Keeps a device busy: `busy STYLE KERNEL BLOCKS PENDING DEVICE`, until it is killed. STYLE is
- * kernel, graph (ten kernels each), or unknown: kernels in a context that is made by a function of
- * the fake driver which no library hooks. KERNEL is a name that tells the fake driver how long one
- * takes. After PENDING launches it waits for the device.
+ * kernel, graph (each a graph of ten kernels, in another graph), or unknown: kernels in a context
+ * that is made by a function of the fake driver which no library hooks. KERNEL is a name that tells
+ * the fake driver how long one takes. After PENDING launches it waits for the device.
  */
 #define _GNU_SOURCE
 #include "calls.h"
@@ -35,7 +35,8 @@ int main(int count, char **arguments)
     MUST(cuCtxSetCurrent(context));
     MUST(cuModuleLoadData(&module, KERNELS));
     MUST(cuModuleGetFunction(&kernel, module, arguments[2]));
-    CUgraph graph;
+    CUgraph graph, outer;
+    CUgraphNode child;
     CUgraphExec exec;
     CUDA_KERNEL_NODE_PARAMS node = {.func = kernel,
                                     .gridDimX = blocks,
@@ -49,7 +50,9 @@ int main(int count, char **arguments)
         CUgraphNode added;
         MUST(cuGraphAddKernelNode_v2(&added, graph, NULL, 0, &node));
     }
-    MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    MUST(cuGraphCreate(&outer, 0));
+    MUST(cuGraphAddChildGraphNode(&child, outer, NULL, 0, graph));
+    MUST(cuGraphInstantiateWithFlags(&exec, outer, 0));
     int is_graph = strcmp(arguments[1], "graph") == 0;
     puts("started");
     fflush(stdout);
