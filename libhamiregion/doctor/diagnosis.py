@@ -79,7 +79,7 @@ def examine(
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
 
     def find(seen: Observation) -> tuple[Finding, ...]:
-        # This looks twice, whatever the reader remembers.
+        # Two observations are compared here: the reader's history is not needed.
         seen = attrs.evolve(seen, not_limited_s=None)
         return tuple(each for each in diagnose(seen) if each.kind in kinds)
 

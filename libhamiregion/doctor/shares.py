@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .context import DoctorContext
     from .findings import Finding
 
-# A container can be seen so while it starts.
+# While a container starts, it has no region yet.
 _NOT_LIMITED_S = 30.0
 _LOADED = {
     True: ("no_region", "libvgpu.so is loaded in it, but it maps no region"),
@@ -39,7 +39,8 @@ _ADVICE = {
 def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
     """Containers that use GPUs, were given a share, and are not limited.
 
-    A reader with a history has seen them so twice, 30 s apart; for another one `confirmed` sees.
+    A reader with a history has seen them so twice, 30 s apart. Without a history the finding is
+    transient: `confirmed` compares two observations.
     """
     observation, join = context.observation, context.join
     users: defaultdict[Container, list[NodeProcess]] = defaultdict(list)
