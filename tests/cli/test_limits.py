@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_nvml.driver import FakeDriver
 from support.command_line import call, on_terminal, run
 from support.node_scene import SceneContainer
 from support.plan_scene import PlanScene
@@ -268,9 +267,10 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(pat
 
 
 @pytest.fixture
-def shared(tmp_path, fake_driver) -> tuple[PlanScene, SceneContainer, SceneContainer]:
-    """Two containers with 8 GiB each on a GPU of 24 GiB."""
+def shared(tmp_path, fake_driver, nvml_sampler) -> tuple[PlanScene, SceneContainer, SceneContainer]:
+    """Two containers with 8 GiB each on a GPU of 24 GiB, whose driver this process has loaded."""
     fake_driver.play(f"device 0 {UUIDS[0]} {24 * GIB} 0 0 0 A30")
+    nvml_sampler.sample()
     scene = PlanScene(tmp_path)
     a, b = (
         scene.container(pod=pod, memory_limits=[8 * GIB], uuids=UUIDS[:1], sm_limits=[])
@@ -279,39 +279,41 @@ def shared(tmp_path, fake_driver) -> tuple[PlanScene, SceneContainer, SceneConta
     return scene, a, b
 
 
-def set_on_card(scene: PlanScene, driver: FakeDriver, *words: str) -> tuple[int, str]:
-    answer = run("limits", "set", *words, *scene.options, env=driver.environment())
-    return answer.returncode, answer.stderr
-
-
 def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(shared, fake_driver):
     scene, a, b = shared
-    code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
-    assert code == 3
-    assert "would add up to 25 GiB, and it has 24 GiB" in said
-    assert "--force sets it all the same" in said
+    given = ("limits", "set", *scene.options)
+
+    def set_limit(*words: str) -> int:
+        return call(*given, *words).returncode
+
+    answer = run(*given, "a", "--memory", "17GiB", env=fake_driver.environment())
+    assert answer.returncode == 3
+    assert "would add up to 25 GiB, and it has 24 GiB" in answer.stderr
+    assert "--force sets it all the same" in answer.stderr
     undo = scene.directory / "undo.yaml"
-    assert set_on_card(scene, fake_driver, "a", "--memory=17GiB", f"--undo-file={undo}")[0] == 3
+    assert set_limit("a", "--memory=17GiB", f"--undo-file={undo}") == 3
     assert not undo.exists()
     # The file itself is in the node, too.
-    assert set_on_card(scene, fake_driver, str(a.path), "--memory", "unlimited")[0] == 3
+    assert set_limit(str(a.path), "--memory", "unlimited") == 3
     assert a.get("limit") == 8 * GIB
-    assert set_on_card(scene, fake_driver, "b", "--memory", "7GiB")[0] == 0
-    assert set_on_card(scene, fake_driver, "a", "--memory", "17GiB")[0] == 0
-    assert set_on_card(scene, fake_driver, "b", "--memory", "9GiB", "--force")[0] == 0
+    assert set_limit("b", "--memory", "7GiB") == 0
+    assert set_limit("a", "--memory", "17GiB") == 0
+    assert set_limit("b", "--memory", "9GiB", "--force") == 0
     assert [each.get("limit") for each in (a, b)] == [17 * GIB, 9 * GIB]
     # Lower, and still beyond the card.
-    assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
+    assert set_limit("a", "--memory", "16GiB") == 0
 
 
 def test_a_raise_says_so_if_the_card_s_memory_is_not_known(shared, fake_driver):
     scene, a, _ = shared
+    given = ("limits", "set", "a", *scene.options)
     fake_driver.play("error nvmlInitWithFlags 9")
-    code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
-    assert (code, a.get("limit")) == (0, 17 * GIB)
-    assert said.startswith("Note: the memory of device 0's GPU is not known"), said
+    answer = call(*given, "--memory", "17GiB")
+    assert (answer.returncode, a.get("limit")) == (0, 17 * GIB)
+    assert answer.stderr.startswith("Note: the memory of device 0's GPU is not known")
     for words in (("--memory", "16GiB"), ("--memory", "18GiB", "--force"), ("--sm", "50")):
-        assert set_on_card(scene, fake_driver, "a", *words) == (0, "")
+        answer = call(*given, *words)
+        assert (answer.returncode, answer.stderr) == (0, "")
 
 
 # The command, with a file system that fails when the first region is written.

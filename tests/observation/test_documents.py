@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from support.lock_bytes import NOBODY, hold
+from support.lock_bytes import NOBODY, hold, let_go
 from support.process import finished
 from support.region_file import RegionFile
 
@@ -54,6 +54,8 @@ def test_findings_rows_samples_series_and_page_are_functions_of_the_document(tmp
         hold(file, NOBODY)
         with fake.node() as node:
             text = to_json(Observer(node).observe())
+        # Or the node's own process would wait for it to detach.
+        let_go(file)
     answer = finished([sys.executable, "-c", READS_NOTHING], input=text)
     assert answer.returncode == 0, answer.stderr
     *kinds, refused = answer.stdout.split()
