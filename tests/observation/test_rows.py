@@ -2,7 +2,7 @@
 
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -34,6 +34,18 @@ pytestmark = needs_namespaces
 def node(tmp_path) -> Iterator[NodeScene]:
     with NodeScene(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def played(node, fake_driver, nvml_sampler) -> Callable[..., tuple[NodeProcess, ...]]:
+    """Has the driver play a scene if one is given, looks at the node, and joins."""
+
+    def played(*scene: str, **options: Any) -> tuple[NodeProcess, ...]:
+        if scene:
+            fake_driver.play(*scene)
+        return looked(node, nvml_sampler, **options)
+
+    return played
 
 
 def looked(node: NodeScene, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
@@ -144,42 +156,37 @@ def test_utilisation_is_unknown_where_the_layout_has_none(node, layout):
     assert row.devices[0].memory_used_bytes == MIB
 
 
-def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(
-    node, fake_driver, nvml_sampler
-):
+def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(node, played):
     pod = node.container(uuids=[GPU])
     pid, _ = pod.attach()
     pod.put("slot_status", 2)
     pod.inside.tell("kill", pid)
-    fake_driver.play(CARD)
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played(CARD)
     assert (row.pid, row.state, row.host_pid, row.process) == (pid, "dead", None, None)
     assert row.status == ProcessStatus.SUSPENDED
     assert driver_bytes(row) == [None]
 
 
-def test_a_mig_device_is_matched_by_its_own_uuid(node, fake_driver, nvml_sampler):
+def test_a_mig_device_is_matched_by_its_own_uuid(node, played):
     pod = node.container(uuids=[MIG_B])
     _, host_pid = pod.attach()
-    fake_driver.play(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
-    (row, *_) = looked(node, nvml_sampler)
+    (row, *_) = played(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
     (device,) = row.devices
     assert (device.uuid, device.memory_driver_bytes, device.driver_index) == (MIG_B, 80 * MIB, 1)
     assert device.driver_sm_percent is None, "no driver tells it of a MIG device"
 
 
-def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(node, fake_driver, nvml_sampler):
+def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(node, played):
     pod = node.container(uuids=[GPU])
     _, host_pid = pod.attach()
-    fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
     known, unknown = row.devices
     assert (known.index, known.uuid, known.memory_driver_bytes) == (0, GPU, 0)
     assert (unknown.index, unknown.uuid, unknown.memory_used_bytes) == (None, OTHER, None)
     assert (unknown.memory_driver_bytes, unknown.driver_index) == (80 * MIB, 1)
 
 
-def test_what_a_region_repeats_is_counted_once(node, fake_driver, nvml_sampler):
+def test_what_a_region_repeats_is_counted_once(node, played):
     """A thousand slots of one pid, and one uuid twice, do not multiply the driver's figures."""
     pod = node.container(uuids=[GPU, GPU])
     pid, host_pid = pod.attach()
@@ -187,8 +194,7 @@ def test_what_a_region_repeats_is_counted_once(node, fake_driver, nvml_sampler):
         pod.put("slot_pid", pid, slot=slot)
         pod.put("slot_status", 1, slot=slot)
     pod.put("proc_num", 200)
-    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    rows = looked(node, nvml_sampler)
+    rows = played(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     assert {row.host_pid for row in rows} == {host_pid}
     assert len(rows) == 200
     figures = [each for row in rows for each in driver_bytes(row) if each is not None]
@@ -199,13 +205,12 @@ def test_what_a_region_repeats_is_counted_once(node, fake_driver, nvml_sampler):
 
 
 def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
-    node, fake_driver, nvml_sampler
+    node, played, fake_driver
 ):
     pod = node.container(uuids=[OTHER, GPU])
     pod.inside.tell("attach", pod.path)
     _, child = pod.inside.child("fork")
-    fake_driver.play(CARD)
-    first, second = looked(node, nvml_sampler)
+    first, second = played(CARD)
     assert (first.state, first.host_pid) == ("alive", pod.inside.host_pid)
     assert (second.state, second.host_pid, second.pid, second.status) == (
         "unlisted",
@@ -217,7 +222,7 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
     assert second.container is first.container
 
     fake_driver.add(f"process 0 compute {child} {300 * MIB}")
-    _, second = looked(node, nvml_sampler)
+    _, second = played()
     assert (second.state, second.host_pid) == ("escaped", child)
     (device,) = second.devices
     assert (device.index, device.uuid, device.memory_used_bytes) == (1, GPU, None)
@@ -225,9 +230,7 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
 
 
 @needs_cgroups
-def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
-    node, fake_driver, nvml_sampler
-):
+def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(node, played):
     """As a shell over SSH has, or what became another program."""
     pod, other = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
     _, inside = pod.attach()
@@ -238,8 +241,7 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
     _, elsewhere = other.attach()
     other.move(elsewhere)
     pod.inside.tell(f"@{execed}", "execute")
-    fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in (inside, shell, became)))
-    rows = looked(node, nvml_sampler)
+    rows = played(CARD, *(f"process 0 compute {pid} {MIB}" for pid in (inside, shell, became)))
     found = by_host_pid(tuple(row for row in rows if row.host_pid is not None))
     assert {pid: row.state for pid, row in found.items()} == {
         inside: "alive",
@@ -257,9 +259,7 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
 
 
 @needs_cgroups
-def test_a_region_of_ones_own_making_does_not_hide_an_escape(
-    node, fake_driver, nvml_sampler, region_file
-):
+def test_a_region_of_ones_own_making_does_not_hide_an_escape(node, played, region_file):
     """A slot in a second region, outside the roots, limits nothing."""
     pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
@@ -268,18 +268,17 @@ def test_a_region_of_ones_own_making_does_not_hide_an_escape(
     pid, host_pid = pod.inside.child("spawn")
     pod.inside.tell(f"@{pid}", "attach", own.path)
     pod.move(host_pid)
-    fake_driver.play(CARD, f"process 0 compute {host_pid} {MIB}")
-    rows = looked(node, nvml_sampler, outside=True)
+    rows = played(CARD, f"process 0 compute {host_pid} {MIB}", outside=True)
     row = by_host_pid(tuple(row for row in rows if row.host_pid in {inside, host_pid}))[host_pid]
     assert (row.state, row.pid) == ("escaped", pid)
     assert row.container.directory is None
     # Before the container has anybody in its own region, its pod tells.
     pod.inside.tell("kill", 2)
-    rows = looked(node, nvml_sampler, outside=True)
+    rows = played(outside=True)
     assert [row.state for row in rows if row.host_pid == host_pid] == ["escaped"]
     # Without one inside the roots, it is its region.
     pod.path.unlink()
-    rows = looked(node, nvml_sampler, outside=True)
+    rows = played(outside=True)
     assert [row.state for row in rows if row.host_pid == host_pid] == ["alive"]
 
 
@@ -315,73 +314,67 @@ def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
 
 
 @needs_cgroups
-def test_without_any_slot_alive_the_pod_tells_the_container(
-    node, fake_driver, nvml_sampler, bystander
-):
+def test_without_any_slot_alive_the_pod_tells_the_container(node, played, bystander):
     pod = node.container("a", uuids=[GPU])
     pod.move(bystander)
-    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played(CARD, f"process 0 compute {bystander} {MIB}")
     assert (row.state, row.host_pid) == ("escaped", bystander)
     assert row.container.name == "a"
 
     # Two that it can be: it has escaped from one of them.
     second = node.container("b", uuids=[GPU], pod_uid=pod.pod_uid)
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played()
     assert (row.state, row.container) == ("escaped", None)
     assert (row.owner.pod_uid, row.owner.name) == (pod.pod_uid, None)
 
     # One of the two is proved to be another container, by the cgroup of its own processes.
     _, inside = second.attach()
     second.move(inside)
-    found = by_host_pid(looked(node, nvml_sampler))
+    found = by_host_pid(played())
     assert found[bystander].container.name == "a"
     assert found[inside].state == "alive"
 
 
 @needs_cgroups
 def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read_is_unknown(
-    node, fake_driver, nvml_sampler, bystander
+    node, played, bystander
 ):
     pod = node.container("whole-gpu", region=False)
     pod.move(bystander)
-    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played(CARD, f"process 0 compute {bystander} {MIB}")
     assert row.state == "unmanaged"
     assert row.container.name == "whole-gpu"
 
     (pod.directory / "usage.cache").write_bytes(b"no region at all" * 100_000)
-    (row,) = looked(node, nvml_sampler)
+    (row,) = played()
     assert row.state == "unknown"
 
 
 @needs_cgroups
-def test_another_container_of_the_pod_is_not_managed(node, fake_driver, nvml_sampler, bystander):
+def test_another_container_of_the_pod_is_not_managed(node, played, bystander):
     pod = node.container("a", uuids=[GPU])
     _, inside = pod.attach()
     pod.move(inside)
     sidecar = uuid.uuid4().hex * 2
     pod.move(bystander, id_=sidecar)
-    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
-    row = by_host_pid(looked(node, nvml_sampler))[bystander]
+    row = by_host_pid(played(CARD, f"process 0 compute {bystander} {MIB}"))[bystander]
     assert row.state == "unmanaged"
     assert row.container.missing == WHOLE_GPU
     assert (row.container_id.id, row.owner.pod_uid) == (sidecar, pod.pod_uid)
 
 
 def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
-    node, fake_driver, nvml_sampler, bystander
+    node, played, bystander
 ):
     pod = node.container(uuids=[GPU])
     _, inside = pod.attach()
     gone = subprocess.Popen(["true"])
     gone.wait()
-    fake_driver.play(
+    first, *rest = played(
         CARD,
         f"process 0 graphics {bystander} {20 * MIB}",
         f"process 0 compute {gone.pid} {10 * MIB}",
     )
-    first, *rest = looked(node, nvml_sampler)
     assert first.host_pid == inside
     assert [row.host_pid for row in rest] == sorted([bystander, gone.pid])
     found = by_host_pid(tuple(rest))
@@ -397,14 +390,13 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
     assert (row.state, row.process, driver_bytes(row)) == ("gone", None, [10 * MIB])
 
 
-def test_who_may_stand_in_a_slot_has_not_escaped(node, fake_driver, nvml_sampler):
+def test_who_may_stand_in_a_slot_has_not_escaped(node, played):
     """Two processes fit one slot; which of them it is stays open, and so does what they are."""
     users, strangers = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
     users.inside.tell("attach", users.path)
     strangers.inside.tell("map", users.path)
     pids = sorted([users.inside.host_pid, strangers.inside.host_pid])
-    fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in pids))
-    slot, *rest = looked(node, nvml_sampler)
+    slot, *rest = played(CARD, *(f"process 0 compute {pid} {MIB}" for pid in pids))
     assert (slot.pid, slot.state, slot.host_pid) == (1, "unknown", None)
     assert [(row.host_pid, row.state) for row in rest] == [(pid, "unknown") for pid in pids]
     assert all(row.container is slot.container for row in rest)
