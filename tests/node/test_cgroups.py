@@ -12,87 +12,72 @@ UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 UID_ = UID.replace("-", "_")
 OTHER_UID = "11111111-2222-3333-4444-555555555555"
 STATIC = "7a1cf0d8e2b34c5696a7b8c9d0e1f203"
-SLICES = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
-BEST_EFFORT = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice"
+POD_SLICE = f"kubepods-burstable-pod{UID_}.slice"
+SLICES = f"/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}"
+BEST_EFFORT_SLICE = f"kubepods-besteffort-pod{UID_}.slice"
+CONTAINERD = f"cri-containerd-{ID}.scope"
+CONTAINERD_SERVICE = "/system.slice/containerd.service"
+# The cgroup of the container in which a node runs.
+NODE = f"/docker/{OTHER_ID}"
+NODE_SLICE = f"/system.slice/docker-{OTHER_ID}.scope/kubelet.slice"
 
-# Path and pod.
-SHAPES = {
-    "systemd, containerd": (f"{SLICES}/cri-containerd-{ID}.scope", UID),
-    "systemd, containerd, best effort": (f"{BEST_EFFORT}/cri-containerd-{ID}.scope", UID),
-    "systemd, CRI-O": (f"{SLICES}/crio-{ID}.scope", UID),
-    "systemd, CRI-O, with a cgroup below": (f"{SLICES}/crio-{ID}.scope/container", UID),
-    "systemd, Docker": (f"{SLICES}/docker-{ID}.scope", UID),
-    "systemd, Guaranteed": (
-        f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope",
-        UID,
+OF_PODS = {
+    "systemd, containerd": f"{SLICES}/{CONTAINERD}",
+    "systemd, containerd, best effort": (
+        f"/kubepods.slice/kubepods-besteffort.slice/{BEST_EFFORT_SLICE}/{CONTAINERD}"
     ),
-    "systemd, static pod": (
-        (
-            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice"
-            f"/cri-containerd-{ID}.scope"
-        ),
-        STATIC,
-    ),
+    "systemd, CRI-O": f"{SLICES}/crio-{ID}.scope",
+    "systemd, CRI-O, with a cgroup below": f"{SLICES}/crio-{ID}.scope/container",
+    "systemd, Docker": f"{SLICES}/docker-{ID}.scope",
+    "systemd, Guaranteed": f"/kubepods.slice/kubepods-pod{UID_}.slice/{CONTAINERD}",
     "systemd, below a root of one's own": (
-        (
-            "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-burstable.slice"
-            f"/my_root-kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope"
-        ),
-        UID,
+        "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-burstable.slice"
+        f"/my_root-{POD_SLICE}/{CONTAINERD}"
     ),
-    "cgroupfs": (f"/kubepods/burstable/pod{UID}/{ID}", UID),
-    "cgroupfs, best effort": (f"/kubepods/besteffort/pod{UID}/{ID}", UID),
-    "cgroupfs, Guaranteed": (f"/kubepods/pod{UID}/{ID}", UID),
-    "cgroupfs, static pod": (f"/kubepods/burstable/pod{STATIC}/{ID}", STATIC),
-    "cgroupfs, CRI-O": (f"/kubepods/burstable/pod{UID}/crio-{ID}", UID),
-    "containerd, drivers mixed": (
-        f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}",
-        UID,
-    ),
+    "cgroupfs": f"/kubepods/burstable/pod{UID}/{ID}",
+    "cgroupfs, best effort": f"/kubepods/besteffort/pod{UID}/{ID}",
+    "cgroupfs, Guaranteed": f"/kubepods/pod{UID}/{ID}",
+    "cgroupfs, CRI-O": f"/kubepods/burstable/pod{UID}/crio-{ID}",
+    "containerd, drivers mixed": f"{CONTAINERD_SERVICE}/{POD_SLICE}:cri-containerd:{ID}",
     "containerd, drivers mixed, Guaranteed": (
-        f"/system.slice/containerd.service/kubepods-pod{UID_}.slice:cri-containerd:{ID}",
-        UID,
+        f"{CONTAINERD_SERVICE}/kubepods-pod{UID_}.slice:cri-containerd:{ID}"
     ),
-    "plain Docker, cgroupfs": (f"/docker/{ID}", None),
-    "plain Docker, systemd": (f"/system.slice/docker-{ID}.scope", None),
-    "plain Docker, drivers mixed": (f"/system.slice/docker.service/system.slice:docker:{ID}", None),
-    "Docker with another parent": (f"/batch/{ID}", None),
-    "Podman": (
-        f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container",
-        None,
-    ),
-    "Podman, system": (f"/machine.slice/libpod-{ID}.scope", None),
-    "nerdctl": (f"/system.slice/nerdctl-{ID}.scope", None),
     "kind, systemd": (
-        (
-            f"/system.slice/docker-{OTHER_ID}.scope/kubelet.slice/kubelet-kubepods.slice"
-            f"/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{UID_}.slice"
-            f"/cri-containerd-{ID}.scope"
-        ),
-        UID,
+        f"{NODE_SLICE}/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+        f"/kubelet-{POD_SLICE}/{CONTAINERD}"
     ),
     "kind, systemd, Guaranteed": (
-        (
-            f"/docker/{OTHER_ID}/kubelet.slice/kubelet-kubepods.slice"
-            f"/kubelet-kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope"
-        ),
-        UID,
+        f"{NODE}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice/{CONTAINERD}"
     ),
-    "kind, cgroupfs": (f"/docker/{OTHER_ID}/kubelet/kubepods/burstable/pod{UID}/{ID}", UID),
-    "k3s in Docker": (f"/docker/{OTHER_ID}/kubepods/besteffort/pod{UID}/{ID}", UID),
-    "Docker in Docker": (f"/docker/{OTHER_ID}/docker/{ID}", None),
+    "kind, cgroupfs": f"{NODE}/kubelet/kubepods/burstable/pod{UID}/{ID}",
+    "k3s in Docker": f"{NODE}/kubepods/besteffort/pod{UID}/{ID}",
     "private namespace, systemd": (
-        (
-            f"/../../kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice"
-            f"/cri-containerd-{ID}.scope"
-        ),
-        UID,
+        f"/../../kubepods-besteffort.slice/{BEST_EFFORT_SLICE}/{CONTAINERD}"
     ),
-    "private namespace, the pod's slice": (f"/../../kubepods-pod{UID_}.slice/crio-{ID}.scope", UID),
-    "private namespace, cgroupfs": (f"/../../pod{UID}/{ID}", UID),
-    "private namespace, the same pod": (f"/../cri-containerd-{ID}.scope", None),
-    "private namespace, the same pod, cgroupfs": (f"/../{ID}", None),
-    "a cgroup that was removed": (f"/kubepods/pod{UID}/{ID} (deleted)", UID),
+    "private namespace, the pod's slice": f"/../../kubepods-pod{UID_}.slice/crio-{ID}.scope",
+    "private namespace, cgroupfs": f"/../../pod{UID}/{ID}",
+    "a cgroup that was removed": f"/kubepods/pod{UID}/{ID} (deleted)",
+}
+OF_STATIC_PODS = {
+    "systemd": (
+        "/kubepods.slice/kubepods-burstable.slice"
+        f"/kubepods-burstable-pod{STATIC}.slice/{CONTAINERD}"
+    ),
+    "cgroupfs": f"/kubepods/burstable/pod{STATIC}/{ID}",
+}
+WITHOUT_A_POD = {
+    "plain Docker, cgroupfs": f"/docker/{ID}",
+    "plain Docker, systemd": f"/system.slice/docker-{ID}.scope",
+    "plain Docker, drivers mixed": f"/system.slice/docker.service/system.slice:docker:{ID}",
+    "Docker with another parent": f"/batch/{ID}",
+    "Podman": (
+        f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container"
+    ),
+    "Podman, system": f"/machine.slice/libpod-{ID}.scope",
+    "nerdctl": f"/system.slice/nerdctl-{ID}.scope",
+    "Docker in Docker": f"{NODE}/docker/{ID}",
+    "private namespace, the same pod": f"/../{CONTAINERD}",
+    "private namespace, the same pod, cgroupfs": f"/../{ID}",
 }
 
 V1 = """12:pids:{path}
@@ -108,8 +93,9 @@ VERSIONS = {"v2": "0::{path}\n", "v1": V1, "hybrid": HYBRID, "hybrid, v2 first":
 
 @pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
 def test_each_shape_is_understood(version):
-    for name, (path, pod) in SHAPES.items():
-        assert parse_cgroup(version.format(path=path)) == ContainerId(ID, pod), name
+    for pod, shapes in ((UID, OF_PODS), (STATIC, OF_STATIC_PODS), (None, WITHOUT_A_POD)):
+        for name, path in shapes.items():
+            assert parse_cgroup(version.format(path=path)) == ContainerId(ID, pod), name
 
 
 NO_CONTAINER = {
@@ -147,17 +133,12 @@ def test_a_line_that_names_a_pod_comes_before_one_that_does_not():
     assert parse_cgroup(text) == ContainerId(ID, UID)
 
 
+OTHER_SLICE = f"kubepods-pod{OTHER_UID.replace('-', '_')}.slice"
 FORGED = [
-    f"{SLICES}/cri-containerd-{ID}.scope/kubepods/pod{OTHER_UID}/{OTHER_ID}",
-    f"{SLICES}/cri-containerd-{ID}.scope/docker/{OTHER_ID}",
-    (
-        f"{SLICES}/cri-containerd-{ID}.scope/kubepods-pod{OTHER_UID.replace('-', '_')}.slice"
-        f"/crio-{OTHER_ID}.scope"
-    ),
-    (
-        f"{SLICES}/cri-containerd-{ID}.scope/kubepods-pod{OTHER_UID.replace('-', '_')}.slice"
-        f":cri-containerd:{OTHER_ID}"
-    ),
+    f"{SLICES}/{CONTAINERD}/kubepods/pod{OTHER_UID}/{OTHER_ID}",
+    f"{SLICES}/{CONTAINERD}{NODE}",
+    f"{SLICES}/{CONTAINERD}/{OTHER_SLICE}/crio-{OTHER_ID}.scope",
+    f"{SLICES}/{CONTAINERD}/{OTHER_SLICE}:cri-containerd:{OTHER_ID}",
 ]
 
 
