@@ -48,8 +48,7 @@ class History:
                 continue
             region = processes.region[slot]
             first = table.regions.first_device[region] - processes.first_usage[slot]
-            entry = sample.process(table.devices.uuid(first + row) or "", process.pid)
-            if entry is None or entry.sm_util_percent != 0:
+            if not sample.is_idle(table.devices.uuid(first + row) or "", process.pid):
                 continue
             identity = observation.containers[region].identity
             key = identity, process.pid, process.start_time_ticks, device

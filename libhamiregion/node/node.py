@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from operator import is_
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import attrs
@@ -400,8 +399,8 @@ class Node:
         if (now := self.allocations) is not allocations:
             given = by_directory(now or ())
             self._given = now, given
-        own = f"{container.pod_uid}/{PurePath(container.directory).name}"
-        return tuple(given.get(own, ()))
+        _, _, own = container.directory.rpartition("/")
+        return tuple(given.get(f"{container.pod_uid}/{own}", ()))
 
     def _given_to(self, container: Container) -> str | None:
         """The only container to which kubelet's checkpoint has given a region's directory."""

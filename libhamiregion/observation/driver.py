@@ -245,7 +245,7 @@ class NvmlSample:
         """The processes on the GPUs, by GPU and pid; one entry for each device of a process."""
         return tuple(each.process(row) for each in self.columns for row in range(len(each.pids)))
 
-    @property
+    @cached_property
     def pids(self) -> frozenset[int]:
         """The processes on the driver's lists."""
         return frozenset(pid for each in self.columns for pid in each.pids)
@@ -291,6 +291,15 @@ class NvmlSample:
     def unlisted(self, device_uuid: str) -> NvmlProcess | None:
         """Return the usage by any process that is not on a device's list; None if not known."""
         return self.process(device_uuid, _NO_PID)
+
+    def is_idle(self, device_uuid: str, pid: int) -> bool:
+        """Return whether a process has run no kernel on a device; also False if not known."""
+        columns = self._by_uuid.get(device_uuid)
+        row = None if columns is None else columns.rows.get(pid)
+        if columns is not None and row is not None:
+            return columns.sm_util_percent[row] == 0
+        absent = self.process(device_uuid, pid)
+        return absent is not None and absent.sm_util_percent == 0
 
     def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
         """Return a process's usage of a GPU or MIG device; None if nothing is known.

@@ -289,6 +289,16 @@ class ProcessView:
                 found[user.mapping.inode].append(user)
         return {inode: tuple(users) for inode, users in found.items()}
 
+    @cached_property
+    def possible_monitors(self) -> tuple[tuple[HostProcess, frozenset[FileIdentity]], ...]:
+        """Processes that write several files, or one under the monitor's name, with the files."""
+        found = []
+        for process, uses in ((each.process, each.uses) for each in self.entries.values()):
+            files = frozenset(each.mapping.identity for each in uses if each.mapping.writable)
+            if process is not None and (len(files) > 1 or (files and is_monitor(process))):
+                found.append((process, files))
+        return tuple(found)
+
     def get(self, pid: int) -> HostProcess | None:
         """The process with a pid of this /proc; None if there is none, or a kernel thread."""
         entry = self.entries.get(pid)

@@ -102,13 +102,16 @@ def suspicious_rows(seen: Observation) -> set[int]:
         if min(cells, default=0) < 0 or max(cells, default=0) > most:
             pairs = zip(usages.process, cells, strict=True)
             found.update(table.processes.region[at] for at, cell in pairs if not 0 <= cell <= most)
+    unlimited = {
+        each.identity for each in seen.processes.entries.values() if each.sm_policy == "disable"
+    }
     for row, code in enumerate(regions.code):
-        if code == 0 and row not in found and _is_suspicious(seen, row):
+        if code == 0 and row not in found and _is_suspicious(seen, row, unlimited):
             found.add(row)
     return {row for row in found if regions.code[row] == 0}
 
 
-def _is_suspicious(seen: Observation, row: int) -> bool:
+def _is_suspicious(seen: Observation, row: int, unlimited: set[tuple[int, int]]) -> bool:
     regions, own = seen.table.regions, seen.containers[row].pod_uid
     processes = seen.proved().proved.get(row)
     return (
@@ -120,18 +123,19 @@ def _is_suspicious(seen: Observation, row: int) -> bool:
             processes is not None
             and (
                 any(each.pod_uid not in {None, own} for each in processes.onlookers)
-                or _has_other_sm_limit(seen, row)
+                or _has_other_sm_limit(seen, row, unlimited)
             )
         )
     )
 
 
-def _has_other_sm_limit(seen: Observation, row: int) -> bool:
+def _has_other_sm_limit(seen: Observation, row: int, unlimited: set[tuple[int, int]]) -> bool:
     """Whether SM limits may not hold, by the layout or a process's environment."""
-    table, processes = seen.table, seen.proved().proved[row]
-    limits = [sm_limit_or_none(table.devices.sm_limit_percent[at]) for at in devices_of(table, row)]
-    if not any(limits):
+    table, alive = seen.table, seen.proved().proved[row].alive.values()
+    is_off = bool(unlimited) and any(
+        (each.pid, each.start_time_ticks) in unlimited for each in alive
+    )
+    if LAYOUTS[table.regions.layout[row]].has_limit_per_device and not is_off:
         return False
-    is_per_device = LAYOUTS[table.regions.layout[row]].has_limit_per_device
-    policies = map(seen.processes.sm_policy, processes.alive.values())
-    return not (is_per_device or limits[0]) or "disable" in policies
+    limits = [sm_limit_or_none(table.devices.sm_limit_percent[at]) for at in devices_of(table, row)]
+    return any(limits) and (is_off or not limits[0])

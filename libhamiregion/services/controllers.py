@@ -58,14 +58,7 @@ def find_monitors(
     claims = [each.claim for each in containers if each.claim_uid is not None]
     holders = (each.pod_uids for each in claims if each is not None)
     tenants = {each.pod_uid for each in containers}.union(*holders) - {None}
-    candidates = []
-    for entry in view.entries.values():
-        process = entry.process
-        if process is None or not entry.uses or process.pod_uid in tenants:
-            continue
-        files = {user.mapping.identity for user in entry.uses if user.mapping.writable}
-        if len(files) > 1 or (files and is_monitor(process)):
-            candidates.append((process, files))
+    candidates = [each for each in view.possible_monitors if each[0].pod_uid not in tenants]
     regions = region_files(containers) if candidates else {}
     # Here containers make their own directories, in any pod's name.
     shared = any((each.region_path or "").endswith(MADE_BY_CONTAINER) for each in regions.values())
