@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import os
 import random
 import re
 import runpy
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 
 FLOORS: Final = {
     "csrc": "csrc/*.c",
+    "preload": "csrc/preload/*.c",
     "library": "libhamiregion/*.py",
-    "node": "libhamiregion/node/**/*.py",
-    "exporter": "libhamiregion/exporter/**/*.py",
-    "plan": "libhamiregion/plan/*.py",
-    "agent": "libhamiregion/agent/*.py",
+    **{
+        floor: f"libhamiregion/{floor}/**/*.py"
+        for floor in (
+            *("observation", "node", "doctor", "exporter", "plan", "report", "agent", "run"),
+            "cli",
+        )
+    },
 }
 FILES_OF_TESTS: Final = 8
 NOT_RUN: Final = {"packaging", "cluster", "gpu"}
@@ -181,7 +186,7 @@ def faults_in_c(source: str) -> Iterator[tuple[int, str, str]]:
                 yield number, " ".join(found[0].split())[:24], changed
 
 
-def names_in_python(path: Path) -> set[str]:
+def names_in_python(_: Path, path: Path) -> set[str]:
     """Functions and classes of a Python file, and its own name."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -189,17 +194,19 @@ def names_in_python(path: Path) -> set[str]:
     return {name for name in defined if not name.startswith("__")} | {path.stem}
 
 
-def names_in_c(path: Path) -> set[str]:
+def names_in_c(tree: Path, path: Path) -> set[str]:
     """Functions that a C file defines, Python functions that call them, and its own name.
 
-    A file without callers in Python takes in the C files that call it.
+    A file without callers in Python takes in the C files that call it. Hooks have CUDA's names.
     """
     defined = {
-        each: set(re.findall(r"^\w[\w \*]*?(hr_\w+)\(", each.read_text("utf-8"), re.MULTILINE))
+        each: set(
+            re.findall(r"^\w[\w \*]*?\b((?:hr_|cu)\w+)\(", each.read_text("utf-8"), re.MULTILINE)
+        )
         for each in path.parent.glob("*.c")
     }
     names = defined[path]
-    while not (callers := python_callers(path.parents[1], names)):
+    while not (callers := python_callers(tree, names)):
         calls = re.compile(rf"\b(?:{'|'.join(names)})\(")
         above = [each for each in defined if calls.search(each.read_text(encoding="utf-8"))]
         more = names.union(*(defined[each] for each in above))
@@ -242,7 +249,7 @@ def words_of_tests(tree: Path) -> dict[str, set[str]]:
 def tests_of(tree: Path, path: str) -> list[str]:
     """Tests that know a file best: by its names in them, each worth more the fewer have it."""
     words = words_of_tests(tree)
-    names = (names_in_c if path.endswith(".c") else names_in_python)(tree / path)
+    names = (names_in_c if path.endswith(".c") else names_in_python)(tree, tree / path)
     worth = {name: 1 / (1 + sum(name in each for each in words.values())) for name in names}
     stem = Path(path).stem.strip("_")
     scores = Counter(
@@ -322,8 +329,17 @@ class Copy:
     def _build(self, path: Path) -> bytes | None:
         if path.suffix == ".py":
             return path.read_bytes()
+        if path.parent.name == "preload":
+            return self._build_preload(path.stem)
         built = self._core.compile(path)
         return built if built is not None and self._core.link() else None
+
+    def _build_preload(self, name: str) -> bytes | None:
+        command = [".venv/bin/python", "setup.py", "--quiet", "build_ext", "--inplace"]
+        env = {**os.environ, "HAMIREGION_TEST_BUILD": "1"}
+        done = subprocess.run(command, cwd=self.root, capture_output=True, check=False, env=env)
+        (built,) = self.root.glob(f"build/temp*/preload/preload/{name}.o")
+        return built.read_bytes() if done.returncode == 0 else None
 
     def _first_failure(self, tests: Iterable[str]) -> str | None:
         """Return the first test that fails; None if all pass or the time is over."""
