@@ -58,9 +58,10 @@ class Running:
         # The clock of another process, as clock_getcpuclockid() gives it.
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
-    def resident_bytes(self) -> int:
+    def anonymous_bytes(self) -> int:
+        """Its own memory: what a pod is limited to, without the files that it maps."""
         rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        found = re.search(r"^Anonymous:\s+(\d+) kB", rollup, re.MULTILINE)
         assert found is not None
         return int(found[1]) * 1024
 
@@ -159,13 +160,13 @@ class Minute:
 
     Attributes:
         cpu_us: Its processor time.
-        resident_bytes: Its memory at the end.
+        anonymous_bytes: Its anonymous memory at the end.
         plain_pass_us: One reading of all maps of the node's processes by a program that does
             nothing with them, in the same run.
     """
 
     cpu_us: float
-    resident_bytes: int
+    anonymous_bytes: int
     plain_pass_us: float
 
 
@@ -194,7 +195,7 @@ def measure(
             program.scrape(with_processes=with_processes, worked_at_s=worked_at_s)
     spent_s = program.cpu_s() - before
     per_minute = 60 / (time.monotonic() - began)
-    return Minute(spent_s * per_minute * 1e6, program.resident_bytes(), plain_pass_us(node.pids))
+    return Minute(spent_s * per_minute * 1e6, program.anonymous_bytes(), plain_pass_us(node.pids))
 
 
 def plain_pass_us(pids: Iterable[int]) -> float:
