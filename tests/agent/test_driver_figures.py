@@ -7,7 +7,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import Container, needs_namespaces
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.agent import UsageSync
@@ -191,11 +191,10 @@ def test_a_device_that_a_container_takes_back_harms_nobody(attach, task, fake_dr
 def test_a_dry_run_says_what_it_would_write(attached, node, nvml_sampler, fake_driver, events):
     file, process = attached
     plays(fake_driver, 300 * MIB, 61, process)
-    before = file.content()
-    task = ObservedSync(node, nvml_sampler, dry_run=True, emit=events.append)
-    for _ in range(2):
-        task.once()
-    assert file.content() == before
+    with unchanged(file):
+        task = ObservedSync(node, nvml_sampler, dry_run=True, emit=events.append)
+        for _ in range(2):
+            task.once()
     said = {(e.detail["field"], e.detail["before"], e.detail["after"]) for e in events}
     assert ("monitor_used_bytes", 0, 300 * MIB) in said
     assert ("sm_util_percent", 0, 61) in said

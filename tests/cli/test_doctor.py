@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.command_line import COLOUR, Terminal, call, start
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 from support.slot_bytes import attached
 
 import libhamiregion as hami
@@ -112,12 +112,11 @@ def test_json_has_the_same(region):
 
 def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region):
     make_ill(region)
-    before = region.content()
-    dry = call(*arguments(region, "--repair", "--dry-run"))
-    assert dry.returncode == 3
-    assert f"would free the slot of dead process {DEAD}, 2 GiB" in dry.stdout
-    assert dry.stdout.endswith("2 warnings; dry run: nothing was written\n")
-    assert region.content() == before
+    with unchanged(region):
+        dry = call(*arguments(region, "--repair", "--dry-run"))
+        assert dry.returncode == 3
+        assert f"would free the slot of dead process {DEAD}, 2 GiB" in dry.stdout
+        assert dry.stdout.endswith("2 warnings; dry run: nothing was written\n")
 
     code, told = as_json(region, "--repair")
     assert code == 0

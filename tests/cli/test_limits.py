@@ -10,6 +10,7 @@ from support.command_line import call, on_terminal, run
 from support.node_scene import SceneContainer
 from support.plan_scene import PlanScene
 from support.process import finished
+from support.region_file import unchanged
 
 import libhamiregion as hami
 
@@ -253,12 +254,11 @@ def test_the_undo_that_is_printed_takes_an_edit_back(path):
 
 
 def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path):
-    before = Path(path).read_bytes()
-    for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
-        answer = call("limits", "set", path, "--device", "5", *arguments)
-        assert answer.returncode == 2
-        assert f"has no device 5, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
-    assert Path(path).read_bytes() == before
+    with unchanged(path):
+        for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
+            answer = call("limits", "set", path, "--device", "5", *arguments)
+            assert answer.returncode == 2
+            assert f"has no device 5, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
     forced = call("limits", "set", path, "--device", "5", "--sm", "10", "--force", "--json")
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 

@@ -12,6 +12,7 @@ from support.command_line import COMMAND, Terminal, call, environment, start
 from support.node_scene import GIB
 from support.plan_scene import PlanScene, plan_yaml
 from support.process import finished
+from support.region_file import unchanged
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region
@@ -121,15 +122,14 @@ def test_a_node_on_the_plan_needs_no_change_and_equal_devices_share_a_line(scene
 
 def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene):
     region = scene.container()
-    before = region.content()
-    path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
-    for verb in (("diff",), ("apply",), ("apply", "--dry-run")):
-        answer = limits(verb[0], scene, *verb[1:])
-        assert answer.returncode == 2, answer.stdout
-        first, memory = answer.stderr.splitlines()
-        assert first == "Error: the plan cannot be used"
-        assert memory.startswith(f'{path}:4:45: rules[0].set.memory_limit: "6GB"')
-    assert region.content() == before
+    with unchanged(region):
+        path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
+        for verb in (("diff",), ("apply",), ("apply", "--dry-run")):
+            answer = limits(verb[0], scene, *verb[1:])
+            assert answer.returncode == 2, answer.stdout
+            first, memory = answer.stderr.splitlines()
+            assert first == "Error: the plan cannot be used"
+            assert memory.startswith(f'{path}:4:45: rules[0].set.memory_limit: "6GB"')
 
 
 def test_what_cannot_be_done_is_said(scene):

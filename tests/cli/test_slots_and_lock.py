@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.actors import Actor
 from support.command_line import call
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 from support.slot_bytes import attached
 
 import libhamiregion as hami
@@ -178,11 +178,10 @@ def test_a_dead_owners_lock_is_recovered(golden, tmp_path):
         owner = region.snapshot().owner_pid
     status = call("lock", "status", str(path)).stdout
     assert status.startswith(f"held by pid {owner}, which is dead")
-    before = path.read_bytes()
-    dry = call("lock", "recover", str(path), "--dry-run")
-    would = "would give the dead owner's lock back\n"
-    assert dry.stdout == f"{would}{status}dry run: nothing was written\n"
-    assert path.read_bytes() == before
+    with unchanged(path):
+        dry = call("lock", "recover", str(path), "--dry-run")
+        would = "would give the dead owner's lock back\n"
+        assert dry.stdout == f"{would}{status}dry run: nothing was written\n"
     recovered = call("lock", "recover", str(path))
     assert recovered.returncode == 0, recovered.stderr
     assert "dead owner's lock given back\n" in recovered.stdout

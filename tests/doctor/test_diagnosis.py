@@ -5,6 +5,7 @@ import support.doctor_scenes  # noqa: F401 (fills the table)
 from support.containers import needs_namespaces
 from support.doctor_scene_table import SCENES, Expected
 from support.node_scene import SceneContainer
+from support.region_file import unchanged
 
 from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.repairs import ORDER
@@ -70,10 +71,9 @@ def test_a_scene_is_found_and_mended_or_left_alone(name, doctor_node):
     uids = {place.pod_uid for place in places}
     assert {each.container.pod_uid for each in found if each.container is not None} <= uids
     if scene.mended is None:
-        before = doctor_node.content()
-        assert [each for each in found if each.repairable] == []
-        assert doctor_node.repair() == ()
-        assert doctor_node.content() == before
+        with unchanged(doctor_node):
+            assert [each for each in found if each.repairable] == []
+            assert doctor_node.repair() == ()
         if not scene.found:
             # Nor does anything seem wrong to who looks once.
             assert doctor_node.findings(settle_s=0) == ()

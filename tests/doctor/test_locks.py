@@ -5,6 +5,7 @@ import os
 import pytest
 from support.containers import needs_namespaces
 from support.lock_bytes import NOBODY, hold, is_free, set_value, value_of
+from support.region_file import unchanged
 from support.wait import eventually
 
 from libhamiregion import Layout, open_region
@@ -82,13 +83,12 @@ def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node):
     place = doctor_node.container()
     inside = place.start(host_pid=False)
     inside.tell("lock")
-    before = doctor_node.content()
-    found = [each for each in doctor_node.findings(settle_s=0) if each.repairable]
-    (done,) = repair(doctor_node.node, found, timeout_s=0.02)
-    assert not done.done
-    assert done.error is not None
-    assert "lock" in done.error
-    assert doctor_node.content() == before
+    with unchanged(doctor_node):
+        found = [each for each in doctor_node.findings(settle_s=0) if each.repairable]
+        (done,) = repair(doctor_node.node, found, timeout_s=0.02)
+        assert not done.done
+        assert done.error is not None
+        assert "lock" in done.error
     inside.tell("unlock")
     (done,) = repair(doctor_node.node, found)
     assert done.done
@@ -104,9 +104,8 @@ def test_a_dry_run_writes_nothing_and_takes_no_lock(doctor_node):
     locked.add_process(NOBODY + 1, {0: 1})
     hold(locked, NOBODY)
     found = doctor_node.findings()
-    before = doctor_node.content()
-    done = repair(doctor_node.node, found, dry_run=True, timeout_s=60)
-    assert len(done) == len(found) == 5
-    assert all(each.done and each.actions for each in done), done
-    assert all("would" in action for each in done for action in each.actions)
-    assert doctor_node.content() == before
+    with unchanged(doctor_node):
+        done = repair(doctor_node.node, found, dry_run=True, timeout_s=60)
+        assert len(done) == len(found) == 5
+        assert all(each.done and each.actions for each in done), done
+        assert all("would" in action for each in done for action in each.actions)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.node_scene import GIB
 from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene
+from support.region_file import unchanged
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Node
@@ -185,14 +186,13 @@ def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
     scene, node, tmp_path, monkeypatch
 ):
     region = scene.container()
-    before = region.content()
-    node.refresh(processes=False)
-    diff = diff_plan(node, plan(SIX))
-    (tmp_path / "undo").write_text("an earlier one")
-    for path, error in ((tmp_path / "no" / "a", FileNotFoundError), ("undo", FileExistsError)):
-        with pytest.raises(error):
-            apply_diff(node, diff, undo=tmp_path / path)
-    assert region.content() == before
+    with unchanged(region):
+        node.refresh(processes=False)
+        diff = diff_plan(node, plan(SIX))
+        (tmp_path / "undo").write_text("an earlier one")
+        for path, error in ((tmp_path / "no" / "a", FileNotFoundError), ("undo", FileExistsError)):
+            with pytest.raises(error):
+                apply_diff(node, diff, undo=tmp_path / path)
     assert (tmp_path / "undo").read_text() == "an earlier one"
     seen = []
     opened = Node.open
@@ -261,11 +261,10 @@ def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene, node):
     region = scene.container()
     region.add_process(1, {1: 7 * GIB})
     node.refresh(processes=False)
-    before = region.content()
-    refused = diff_plan(node, plan(SIX))
-    assert refused.containers[0].edits
-    assert apply_diff(node, refused, state=scene.state) == PlanResult(())
-    assert region.content() == before
+    with unchanged(region):
+        refused = diff_plan(node, plan(SIX))
+        assert refused.containers[0].edits
+        assert apply_diff(node, refused, state=scene.state) == PlanResult(())
     assert apply(scene, node, plan(SIX), force=True).all_applied
     assert region.limits()["memory"][1] == 6 * GIB
 
@@ -280,10 +279,8 @@ def test_what_plans_remember_is_for_their_owner_only(scene, node, tmp_path):
     assert result.undo_path is not None
     assert stat.S_IMODE(Path(result.undo_path).stat().st_mode) == 0o600
     scene.state.chmod(0o777)
-    before = region.content()
-    with pytest.raises(PermissionError, match="others can write"):
+    with unchanged(region), pytest.raises(PermissionError, match="others can write"):
         undo(scene, node, result)
-    assert region.content() == before
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
         PlanState(tmp_path / "link").make()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import call
-from support.region_file import truncate
+from support.region_file import truncate, unchanged
 
 import libhamiregion as hami
 from libhamiregion import Layout
@@ -64,26 +64,23 @@ def test_it_is_behind_what_libvgpu_maps_and_writes_and_within_the_last_page(tmp_
 
 def test_a_dry_run_and_what_is_refused_change_nothing(tmp_path):
     path = made(tmp_path / "region.cache")
-    before = Path(path).read_bytes()
-    with hami.open_region(path, writable=True) as region:
-        assert region.set_burst(True, dry_run=True).after == 1
-        with pytest.raises(TypeError, match="burst is True or False, not int"):
-            region.set_burst(1)  # type: ignore[arg-type]
-    with hami.open_region(path) as reader, pytest.raises(hami.RegionReadOnly):
-        reader.set_burst(True)
-    assert Path(path).read_bytes() == before
+    with unchanged(path):
+        with hami.open_region(path, writable=True) as region:
+            assert region.set_burst(True, dry_run=True).after == 1
+            with pytest.raises(TypeError, match="burst is True or False, not int"):
+                region.set_burst(1)  # type: ignore[arg-type]
+        with hami.open_region(path) as reader, pytest.raises(hami.RegionReadOnly):
+            reader.set_burst(True)
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
 def test_older_layouts_have_no_room_for_it(tmp_path, layout):
     """HAMi's monitor knows their files by the exact size."""
     path = made(tmp_path / "region.cache", layout)
-    before = Path(path).read_bytes()
-    with hami.open_region(path, writable=True) as region:
+    with unchanged(path), hami.open_region(path, writable=True) as region:
         assert not region.burst
         with pytest.raises(ValueError, match="has no room for burst"):
             region.set_burst(True)
-    assert Path(path).read_bytes() == before
 
 
 def test_a_region_that_is_gone_is_stale(tmp_path):
@@ -133,11 +130,10 @@ def test_limits_set_get_and_show_know_it(tmp_path):
 
 def test_limits_set_changes_no_limit_where_there_is_no_room_for_burst(tmp_path):
     path = made(tmp_path / "region.cache", Layout.UNVERSIONED)
-    before = Path(path).read_bytes()
-    answer = call("limits", "set", path, "--burst", "--sm", "20")
-    assert answer.returncode == 2
-    assert "has no room for burst" in answer.stderr
-    assert Path(path).read_bytes() == before
+    with unchanged(path):
+        answer = call("limits", "set", path, "--burst", "--sm", "20")
+        assert answer.returncode == 2
+        assert "has no room for burst" in answer.stderr
 
 
 def test_if_equals_compares_a_limit(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
-from support.region_file import RegionFile, locate
+from support.region_file import RegionFile, locate, unchanged
 
 from libhamiregion import (
     Effect,
@@ -140,10 +140,9 @@ def test_edits_of_one_call_are_made_in_the_order_given(region_file):
         LimitEdit(memory_limit=None, device=1),
         LimitEdit(priority=0, expected=1),
     ]
-    before = file.content()
     with open_region(file, writable=True) as region:
-        planned = region.edit_limits(edits, dry_run=True)
-        assert file.content() == before
+        with unchanged(file):
+            planned = region.edit_limits(edits, dry_run=True)
         assert region.edit_limits(edits) == planned
         assert (region.priority, region.memory_limit(0)) == (0, 5 * GIB)
         assert region.edit_limits([]) == ()
@@ -177,10 +176,9 @@ def test_an_edit_without_a_device_is_of_every_device(region_file, limits):
     ],
 )
 def test_one_value_is_not_edited_twice(used, edits):
-    before = used.content()
-    with open_region(used, writable=True) as region, pytest.raises(ValueError, match="twice"):
+    refused = pytest.raises(ValueError, match="twice")
+    with unchanged(used), open_region(used, writable=True) as region, refused:
         region.edit_limits([LimitEdit(priority=0), *edits])
-    assert used.content() == before
 
 
 # ---- Which devices ----
@@ -298,13 +296,11 @@ def test_one_conflict_leaves_everything_as_it_was(region_file):
         # No launch is lost by a countdown.
         (lambda region: region.set_recent_kernel(0, expected=1), None, 2),
     ]
-    before = file.content()
     with open_region(file, writable=True) as region:
         for call, device, found in calls:
-            with pytest.raises(LimitConflict) as error:
+            with unchanged(file), pytest.raises(LimitConflict) as error:
                 call(region)
             assert (error.value.device, error.value.found) == (device, found)
-            assert file.content() == before
         assert region.set_recent_kernel(1, expected=2).before == 2
 
 
@@ -312,14 +308,13 @@ def test_one_conflict_leaves_everything_as_it_was(region_file):
 
 
 def test_a_limit_below_use_is_refused_unless_forced(used):
-    before = used.content()
+    below_usage = pytest.raises(LimitBelowUsage, match=r"uses 3 GiB .*force=True")
     with open_region(used, writable=True) as region:
-        with pytest.raises(LimitBelowUsage, match=r"uses 3 GiB .*force=True") as error:
+        with unchanged(used), below_usage as error:
             region.set_memory_limit(3 * GIB - 1, device=0)
         refused = error.value
         found = refused.device, refused.used_bytes, refused.requested_bytes
         assert found == (0, 3 * GIB, 3 * GIB - 1)
-        assert used.content() == before
         region.set_memory_limit(3 * GIB, device=0)
         region.set_memory_limit(None, device=0)
         changes = region.set_memory_limit(5, force=True)
@@ -332,12 +327,11 @@ def test_a_limit_below_use_is_refused_unless_forced(used):
 
 def test_one_device_that_uses_too_much_keeps_all_as_they_were(used):
     used.add_process(3, {1: 4 * GIB})
-    before = used.content()
     edits = [
         LimitEdit(priority=0),
         *(LimitEdit(memory_limit="4GiB", device=uuid) for uuid in UUIDS),
     ]
-    with open_region(used, writable=True) as region:
+    with unchanged(used), open_region(used, writable=True) as region:
         for dry_run in (False, True):
             for call in (
                 lambda dry_run=dry_run: region.set_memory_limit("4GiB", dry_run=dry_run),
@@ -346,7 +340,6 @@ def test_one_device_that_uses_too_much_keeps_all_as_they_were(used):
                 with pytest.raises(LimitBelowUsage) as error:
                     call()
                 assert (error.value.device, error.value.used_bytes) == (1, 5 * GIB)
-    assert used.content() == before
 
 
 def test_an_sm_limit_that_would_stop_running_processes_is_refused(layout, region_file):

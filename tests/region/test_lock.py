@@ -27,7 +27,7 @@ from support.lock_bytes import (
 )
 from support.namespaces import is_own_signature, needs_first_namespace
 from support.region_calls import LOCKING, TAKES_THE_LOCK_ITSELF
-from support.region_file import locate
+from support.region_file import locate, unchanged
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
@@ -143,14 +143,13 @@ def test_a_timeout_is_not_negative_and_a_number(region_file):
 
 # The rest of recovery is in tests/region/test_recover.py.
 def test_nothing_wrong_is_nothing_done(file):
-    before = file.content()
-    with open_region(file, writable=True) as region:
-        done = region.recover_lock()
-    assert not done
-    assert not any(attrs.astuple(done))
-    for field in attrs.fields(type(done)):
-        assert attrs.evolve(done, **{field.name: True})
-    assert file.content() == before
+    with unchanged(file):
+        with open_region(file, writable=True) as region:
+            done = region.recover_lock()
+        assert not done
+        assert not any(attrs.astuple(done))
+        for field in attrs.fields(type(done)):
+            assert attrs.evolve(done, **{field.name: True})
 
 
 # ---- Waiting ----
@@ -186,13 +185,12 @@ def test_waiting_leaves_no_trace_in_the_semaphore(file, actor):
     """Not even while one waits: who is killed then leaves nothing behind."""
     hold(file, NOBODY)
     waiter, killed = actor(file), actor(file)
-    before = file.content()
-    for each in (waiter, killed):
-        each.start("lock", 30.0)
-    assert not killed.is_done(within_s=0.05)
-    assert file.content() == before
-    killed.kill()
-    assert file.content() == before
+    with unchanged(file):
+        for each in (waiter, killed):
+            each.start("lock", 30.0)
+        assert not killed.is_done(within_s=0.05)
+    with unchanged(file):
+        killed.kill()
     # A plain store of the value, without a wake: waiters of this library look again by themselves.
     let_go(file)
     waiter.outcome()

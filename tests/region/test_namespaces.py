@@ -11,7 +11,7 @@ import pytest
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
 from support.namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 from support.slot_bytes import at_work, attached, forget_marks, pids, used
 from support.wait import eventually
 
@@ -260,12 +260,11 @@ def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
         holder("attach")
     stranger = with_pid(elsewhere, 500, file)
     hold(file, 500)
-    before = file.content()
-    with pytest.raises(LockTimeout):
-        stranger("lock", 0.05)
-    with pytest.raises(LockNotRecoverable):
-        stranger("region.recover_lock", watch_s=0)
-    assert file.content() == before
+    with unchanged(file):
+        with pytest.raises(LockTimeout):
+            stranger("lock", 0.05)
+        with pytest.raises(LockNotRecoverable):
+            stranger("region.recover_lock", watch_s=0)
     assert inside(file)("region.lock_state").owner_life == "alive"
     hold(file, 0)
     with pytest.raises(LockNotRecoverable):

@@ -11,7 +11,7 @@ from support.actors import ProcessFactory
 from support.lock_bytes import NOBODY, hold, set_value, value_of
 from support.namespaces import why_no_new_namespace
 from support.recovering import assert_usable, did, recover
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 from support.slot_bytes import pids
 from support.wait import eventually
 
@@ -64,10 +64,8 @@ def test_a_lock_that_this_library_holds_is_never_broken(attached, file, actor):
     if attached:
         holder("attach")
     holder("lock")
-    before = file.content()
-    with pytest.raises(LockNotRecoverable, match="live"):
+    with unchanged(file), pytest.raises(LockNotRecoverable, match="live"):
         recover(file)
-    assert file.content() == before
     holder("unlock")
     assert_usable(file)
 
@@ -80,13 +78,11 @@ def test_where_proc_shows_nobody_nothing_is_done(owner, file, tmp_path):
     hold(file, owner)
     nothing = tmp_path / "proc"
     nothing.mkdir()
-    before = file.content()
-    with open_region(file, writable=True) as region:
+    with unchanged(file), open_region(file, writable=True) as region:
         with pytest.raises(LockNotRecoverable):
             region.recover_lock(proc=nothing, watch_s=0)
         with pytest.raises(FileNotFoundError):
             region.recover_lock(proc=tmp_path / "missing", watch_s=0)
-    assert file.content() == before
 
 
 @pytest.fixture
@@ -131,12 +127,11 @@ def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead
     hold(file, holder.pid)
     nobody = hidden(hidepid).actor(file)
     nobody("evaluate", DROP_PRIVILEGES)
-    before = file.content()
-    proc = str(public_directory / "proc")
-    assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
-    with pytest.raises(LockNotRecoverable, match="not known"):
-        nobody("region.recover_lock", proc=proc, watch_s=0)
-    assert file.content() == before
+    with unchanged(file):
+        proc = str(public_directory / "proc")
+        assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
+        with pytest.raises(LockNotRecoverable, match="not known"):
+            nobody("region.recover_lock", proc=proc, watch_s=0)
     hold(file, 0)
     with pytest.raises(LockNotRecoverable):
         nobody("region.recover_lock", proc=proc, watch_s=0)

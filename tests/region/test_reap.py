@@ -9,6 +9,7 @@ from support.actors import map_libvgpu
 from support.lock_bytes import NOBODY, is_free
 from support.namespaces import needs_first_namespace
 from support.reaping import reap_in_time
+from support.region_file import unchanged
 from support.slot_bytes import NOBODYS, WITH_SEQLOCK, attached, pids, slot_bytes
 
 from libhamiregion import ProcessNotInRegion, ReapedSlot, open_region
@@ -97,10 +98,7 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(file, actor):
     file.add_process(0, {0: 40})
     stays = slot_bytes(file, 1)
     with open_region(file, writable=True) as region:
-        assert reap_in_time(region) == (
-            ReapedSlot(0, 30),
-            ReapedSlot(0, 40),
-        )
+        assert reap_in_time(region) == (ReapedSlot(0, 30), ReapedSlot(0, 40))
         assert pids(file) == [NOBODYS, live.pid, NOBODYS]
         assert slot_bytes(file, 1) == stays
         assert reap_in_time(region) == ()
@@ -116,9 +114,8 @@ def test_who_ends_by_itself_may_still_give_memory_back(file, actor, tmp_path):
     map_libvgpu(ending, tmp_path)
     file.add_process(0, {0: 500})
     with open_region(file, writable=True) as region:
-        before = file.content()
-        assert reap_in_time(region) == ()
-        assert file.content() == before
+        with unchanged(file):
+            assert reap_in_time(region) == ()
         # Not so one that has its name in some slot.
         slot = file.add_process(ending.pid)
         assert [one.memory_bytes for one in reap_in_time(region)] == [500]
@@ -173,13 +170,11 @@ def test_the_reapers_own_slot_is_alive(file):
 
 def test_one_without_a_slot_is_named_before_anything_is_done(file):
     file.add_process(DEAD, {0: 10})
-    before = file.content()
-    with open_region(file, writable=True) as region:
+    with unchanged(file), open_region(file, writable=True) as region:
         with pytest.raises(ProcessNotInRegion, match=f"process {DEAD + 1}"):
             region.reap([DEAD, DEAD + 1])
         with pytest.raises(ProcessNotInRegion):
             region.reap([DEAD + 1], dry_run=True)
-    assert file.content() == before
 
 
 # ---- proof ----
@@ -207,12 +202,10 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(file, tmp_path):
     file.add_process(DEAD, {0: 10})
     nothing = tmp_path / "proc"
     nothing.mkdir()
-    before = file.content()
-    with open_region(file, writable=True) as region:
+    with unchanged(file), open_region(file, writable=True) as region:
         assert region.reap(proc=nothing) == ()
         with pytest.raises(ValueError, match=f"whether process {DEAD} lives"):
             region.reap([DEAD], proc=nothing)
-        assert file.content() == before
         with pytest.raises(FileNotFoundError):
             region.reap(proc=tmp_path / "missing")
 
@@ -236,10 +229,9 @@ def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
             file.add_process(pid, {0: pid, 2: 1})
         dead = [pid for pid in content if pid >= DEAD]
         wanted: Any = chance.sample(dead, chance.randrange(1, len(dead) + 1)) if named else None
-        before = file.content()
         with open_region(file, writable=True) as region:
-            foretold = reap_in_time(region, wanted, dry_run=True)
-            assert file.content() == before
+            with unchanged(file):
+                foretold = reap_in_time(region, wanted, dry_run=True)
             assert reap_in_time(region, wanted) == foretold
         for one in live:
             one("region.close")

@@ -9,6 +9,7 @@ from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_va
 from support.namespaces import FOREIGN_OWNER
 from support.reaping import reap_in_time
 from support.recovering import HOLD_STRUCT, NOTHING, assert_usable, did, recover, recover_in_time
+from support.region_file import unchanged
 from support.slot_bytes import attached
 from support.wait import on_this_machine_s
 
@@ -73,12 +74,11 @@ def test_an_unsigned_lock_that_no_process_can_hold_is_given_back(file):
 def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(watch_s, file, actor):
     other = actor(file)
     hold(file, 0)
-    before = file.content()
-    message = "not signed, .* watch it for 10 s, the second semaphore for 60 s"
-    with pytest.raises(LockNotRecoverable, match=message) as caught:
-        recover(file, watch_s)
-    assert caught.value.path == str(file.path)
-    assert file.content() == before
+    with unchanged(file):
+        message = "not signed, .* watch it for 10 s, the second semaphore for 60 s"
+        with pytest.raises(LockNotRecoverable, match=message) as caught:
+            recover(file, watch_s)
+        assert caught.value.path == str(file.path)
     # Once it has gone, there is nobody left.
     other.kill()
     assert recover_in_time(file) == did(ownerless=True)
@@ -132,10 +132,8 @@ def test_a_watch_ends_when_something_changes(change, file, actor):
         file.put("owner_pid", other.pid)
     else:
         set_value(file, 1)
-    before = file.content()
-    with pytest.raises(LockNotRecoverable):
+    with unchanged(file), pytest.raises(LockNotRecoverable):
         recoverer.outcome()
-    assert file.content() == before
 
 
 @pytest.mark.slow
@@ -253,10 +251,8 @@ def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(fi
     """Nobody signs for it, and what is done under it takes long."""
     other = actor(file)
     set_value(file, 0, "sem_postinit")
-    before = file.content()
-    with pytest.raises(LockNotRecoverable):
+    with unchanged(file), pytest.raises(LockNotRecoverable):
         recover(file)
-    assert file.content() == before
     # Where there was something to do, that is told instead.
     set_value(file, 2)
     assert recover_in_time(file) == did(impossible_value=True)
@@ -288,9 +284,7 @@ def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(layout, file, actor)
     libvgpu = actor()
     libvgpu("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)
     hold(file, NOBODY)
-    before = file.content()
-    with pytest.raises(LockNotRecoverable):
+    with unchanged(file), pytest.raises(LockNotRecoverable):
         recover(file)
-    assert file.content() == before
     libvgpu.kill()
     assert recover_in_time(file) == did(dead_owner=True)

@@ -9,7 +9,7 @@ import pytest
 from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child
 from support.region_calls import ALL, EDITS, LOCKING
-from support.region_file import RegionFile
+from support.region_file import RegionFile, unchanged
 
 from libhamiregion import (
     Layout,
@@ -63,13 +63,11 @@ def test_read_only_means_a_mapping_that_cannot_be_written(region_file):
 
 def test_writes_through_a_read_only_region_are_refused_with_a_hint(region_file):
     file = region_file()
-    before = file.content()
-    with open_region(file) as region:
+    with unchanged(file), open_region(file) as region:
         for call in (*EDITS.values(), *LOCKING.values()):
             with pytest.raises(RegionReadOnly, match="writable=True") as error:
                 call(region)
             assert error.value.path == str(file.path)
-    assert file.content() == before
 
 
 @pytest.mark.parametrize("writable", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from support.actors import Actor, ProcessFactory, map_libvgpu
 from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
-from support.region_file import SLOTS, RegionFile
+from support.region_file import SLOTS, RegionFile, unchanged
 from support.slot_bytes import (
     MARK_FLAG,
     NOBODYS,
@@ -61,6 +61,12 @@ def repair(file: RegionFile, *, dry_run: bool = False) -> SlotRepair:
     return found
 
 
+def assert_left(file: RegionFile, *processes: Actor) -> None:
+    """These are said to be left, and no byte is changed."""
+    with unchanged(file):
+        assert repair(file) == left(*processes)
+
+
 def assert_repaired(file: RegionFile, *processes: Actor) -> None:
     """At last: on a busy machine nobody may come to work while a repair looks."""
     found: set[int] = set()
@@ -70,6 +76,14 @@ def assert_repaired(file: RegionFile, *processes: Actor) -> None:
         return found == {process.pid for process in processes}
 
     eventually(all_found)
+
+
+def assert_taken_in(file: RegionFile, process: Actor, slot: int, nbytes: int) -> None:
+    """A process that works in a slot is repaired, and all that it holds counts once."""
+    with at_work(file, slot):
+        assert_repaired(file, process)
+        assert used(file) == nbytes
+        assert repair(file) == NOTHING
 
 
 def orphan(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None = None) -> int:
@@ -94,10 +108,7 @@ def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(file, actor):
     file.put("proc_num", 1)
     account(file, slot, 50)
     assert used(file) == 100, "what it allocates from now on is counted by nobody"
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-        assert used(file) == 150
-        assert repair(file) == NOTHING
+    assert_taken_in(file, moved, slot, 150)
     account(file, slot, 7)
     assert used(file) == 157
     account(file, slot, -157)
@@ -118,9 +129,7 @@ def test_a_process_that_was_moved_twice_keeps_what_it_holds(file, actor):
     move_last_into(file, 0)
     account(file, slot, 50)
     assert pids(file) == [moved.pid]
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-        assert used(file) == 150
+    assert_taken_in(file, moved, slot, 150)
     account(file, slot, -150)
     assert used(file) == 0
 
@@ -133,22 +142,15 @@ def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(host_p
     known = {"its own": moved.pid_here, "another's": moved.pid_here + 1, "none": 0}
     slot = orphan(file, moved, 100, host_pid=known.get(host_pid, moved.pid))
     account(file, slot, 50)
-    before = file.content()
-    assert repair(file) == left(moved)
-    assert file.content() == before
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 150
-    assert repair(file) == NOTHING
+    assert_left(file, moved)
+    assert_taken_in(file, moved, slot, 150)
 
 
 @with_newer
 def test_an_idle_one_that_counts_as_it_should_is_not_told(file, actor):
     """Whichever of the two slots is its own."""
     orphan(file, actor(file), 100)
-    before = file.content()
-    assert repair(file) == NOTHING
-    assert file.content() == before
+    assert_left(file)
 
 
 @with_newer
@@ -158,13 +160,9 @@ def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_wri
     slot = start(file, moved, 100)
     file.put("proc_num", slot)
     assert used(file) == 10
-    before = file.content()
     # It may as well be a worker that uses no GPU, and the slot an earlier life's.
-    assert repair(file) == left(moved)
-    assert file.content() == before
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 110
+    assert_left(file, moved)
+    assert_taken_in(file, moved, slot, 110)
     assert pids(file) == [DEAD, moved.pid]
 
 
@@ -179,9 +177,7 @@ def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_
     put_slot(file, slot + 2, slot_bytes(file, slot))
     account(file, slot + 2, -695)
     put_seqlock(file, slot + 2, 2)
-    before = file.content()
-    assert repair(file) == NOTHING
-    assert file.content() == before
+    assert_left(file)
 
 
 @with_newer
@@ -196,17 +192,6 @@ def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(fi
     assert used(file) == 1000
 
 
-def repair_after_two_moves(file: RegionFile, moved: Actor) -> None:
-    """Its slot comes into two holes, one after the other, before it is repaired."""
-    slot = start(file, moved, 100)
-    for hole in range(2):
-        move_last_into(file, hole)
-    account(file, slot, 50)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 150
-
-
 @with_seqlock
 def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(file, actor):
     moved, newcomer = actor(file), actor(file)
@@ -214,7 +199,12 @@ def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(file, actor):
     file.add_process(DEAD + 1)
     newcomer("attach")
     assert seqlock_of(file, 2) == MARK_FLAG
-    repair_after_two_moves(file, moved)
+    slot = start(file, moved, 100)
+    # It comes into two holes, one after the other, before it is repaired.
+    for hole in range(2):
+        move_last_into(file, hole)
+    account(file, slot, 50)
+    assert_taken_in(file, moved, slot, 150)
     assert pids(file)[2:] == [newcomer.pid, moved.pid]
     newcomer("slot.charge", 0, 7)
     assert used(file) == 157
@@ -359,15 +349,11 @@ def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(file,
     # Killed after it had raised the number of slots.
     file.put("proc_num", slot + 1)
     assert used(file) == 250
-    before = file.content()
-    assert repair(file) == left(moved)
-    assert file.content() == before
+    assert_left(file, moved)
     with at_work(file, slot):
         eventually(lambda: repair(file, dry_run=True) == done(moved))
-        assert used(file) == 250
-        assert_repaired(file, moved)
-    assert used(file) == 150
-    assert repair(file) == NOTHING
+    assert used(file) == 250
+    assert_taken_in(file, moved, slot, 150)
 
 
 @without_seqlock
@@ -376,9 +362,7 @@ def test_two_slots_of_one_process_of_2_8_0_are_left(file, actor):
     twice = actor(file)
     file.add_process(twice.pid, {0: 100})
     file.add_process(twice.pid, {0: 100})
-    before = file.content()
-    assert repair(file) == left(twice)
-    assert file.content() == before
+    assert_left(file, twice)
 
 
 @pytest.fixture
@@ -437,9 +421,7 @@ def test_stale_slots_of_the_dead_are_no_orphans(file, actor):
     for pid in (DEAD, stranger.pid, DEAD + 1, 0, -3):
         file.add_process(pid, {0: 10})
     file.put("proc_num", 1)
-    before = file.content()
-    assert repair(file) == NOTHING
-    assert file.content() == before
+    assert_left(file)
 
 
 @with_newer

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from support.lock_bytes import NOBODY, hold, is_free, let_go
-from support.region_file import RegionFile, locate
+from support.region_file import RegionFile, locate, unchanged
 from support.slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 
 from libhamiregion import (
@@ -136,14 +136,11 @@ def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(edit, populated
     holder = actor(populated)
     with open_region(populated, writable=True) as region:
         hold(populated, holder.pid)
-        before = populated.content()
-        with pytest.raises(LockTimeout, match=f"signed by pid {holder.pid}"):
+        with unchanged(populated), pytest.raises(LockTimeout, match=f"signed by pid {holder.pid}"):
             edit(region, PID, timeout_s=0.01)
-        assert populated.content() == before
         let_go(populated)
-        before = populated.content()
-        foretold = edit(region, PID, dry_run=True)
-        assert populated.content() == before
+        with unchanged(populated):
+            foretold = edit(region, PID, dry_run=True)
         assert edit(region, PID, timeout_s=0.01) == foretold
         assert is_free(populated)
 
@@ -156,8 +153,7 @@ def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(edit, populated
 def test_a_process_without_a_slot_is_named(edit, populated):
     # A stale slot above the table is none.
     populated.put("slot_pid", NOBODY + 50, slot=3)
-    before = populated.content()
-    with open_region(populated, writable=True) as region:
+    with unchanged(populated), open_region(populated, writable=True) as region:
         for pid in (NOBODY + 50, 1):
             for dry_run in (False, True):
                 with pytest.raises(ProcessNotInRegion, match=f"process {pid}") as caught:
@@ -166,7 +162,6 @@ def test_a_process_without_a_slot_is_named(edit, populated):
         for pid in (0, -1, 2**31, 2**40):
             with pytest.raises(ValueError, match=f"a pid is 1 to .* not {pid}"):
                 edit(region, pid)
-    assert populated.content() == before
 
 
 BAD_VALUES: dict[str, Callable[[Region], object]] = {
@@ -181,13 +176,11 @@ BAD_VALUES: dict[str, Callable[[Region], object]] = {
 
 @one_layout
 def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(populated):
-    before = populated.content()
-    with open_region(populated, writable=True) as region:
+    with unchanged(populated), open_region(populated, writable=True) as region:
         for call in BAD_VALUES.values():
             with pytest.raises(ValueError, match=r"not|cannot|too large") as caught:
                 call(region)
             assert not isinstance(caught.value, RegionError)
-    assert populated.content() == before
 
 
 # ---- what HAMi 2.10 makes of a suspended process ----

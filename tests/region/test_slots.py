@@ -16,7 +16,7 @@ from support.alarm import Interrupted, alarm, interrupt
 from support.forked import in_child
 from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.region_calls import ALL
-from support.region_file import DEVICES, SLOTS, RegionFile, locate
+from support.region_file import DEVICES, SLOTS, RegionFile, locate, unchanged
 from support.slot_bytes import (
     MARK_FLAG,
     WITH_SEQLOCK,
@@ -323,14 +323,13 @@ def test_a_charge_past_the_limit_is_refused_with_all_its_figures(layout, region_
     file.put("slot_used.total", 1000, slot=4, device=1)
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(1, MIB, "module")
-        before = file.content()
-        with pytest.raises(MemoryLimitExceeded, match=r"device 1 uses 3 MiB .*of 8 MiB") as caught:
+        exceeded = pytest.raises(MemoryLimitExceeded, match=r"device 1 uses 3 MiB .*of 8 MiB")
+        with unchanged(file), exceeded as caught:
             slot.charge(1, 5 * MIB + 1, "context")
         error = caught.value
         assert (error.device, error.path) == (1, str(file.path))
         assert (error.used_bytes, error.limit_bytes) == (3 * MIB, 8 * MIB)
         assert error.requested_bytes == 5 * MIB + 1
-        assert file.content() == before
         # To the last byte is not past it.
         slot.charge(1, 5 * MIB)
         with pytest.raises(MemoryLimitExceeded):
@@ -425,9 +424,8 @@ answer = os.waitpid(child, 0)[1]
 
 def test_the_end_of_a_child_leaves_the_parents_slot(file, actor):
     parent = attached(actor(file), 12)
-    before = file.content()
-    assert parent("evaluate", FORK_AND_END) == 0
-    assert file.content() == before
+    with unchanged(file):
+        assert parent("evaluate", FORK_AND_END) == 0
 
 
 def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file):

@@ -1,8 +1,9 @@
 """Region files that tests store into, by the names of their fields."""
 
+import contextlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,6 +130,15 @@ class RegionFile:
 
     def content(self) -> bytes:
         return self.path.read_bytes()
+
+
+@contextlib.contextmanager
+def unchanged(what: Any) -> Iterator[None]:
+    """Assert that a file, or all that has a `content()`, has the same bytes afterwards."""
+    content = getattr(what, "content", None) or Path(what).read_bytes
+    before = content()
+    yield
+    assert content() == before
 
 
 class RegionFileFactory(Protocol):
