@@ -14,10 +14,7 @@
 
 int main(int count, char **arguments)
 {
-    if (count != 6) {
-        fprintf(stderr, "usage: busy STYLE KERNEL BLOCKS PENDING DEVICE\n");
-        return 2;
-    }
+    check_usage(count == 6, "busy STYLE KERNEL BLOCKS PENDING DEVICE");
     unsigned blocks = (unsigned)atoi(arguments[3]);
     int pending = atoi(arguments[4]), device = atoi(arguments[5]);
     CUcontext context;

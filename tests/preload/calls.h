@@ -70,6 +70,15 @@ CUresult cuGraphDestroy(CUgraph graph);
     ".visible .entry nothing() { ret; }\n" SPIN("busy_100us", "100000")                            \
         SPIN("busy_1ms", "1000000")
 
+/* End the program unless it was given what it needs. */
+static inline void check_usage(int is_right, const char *usage)
+{
+    if (is_right)
+        return;
+    fprintf(stderr, "usage: %s\n", usage);
+    exit(2);
+}
+
 /* End the program unless the call has succeeded. */
 #define MUST(call)                                                                                 \
     do {                                                                                           \

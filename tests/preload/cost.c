@@ -98,10 +98,7 @@ static void *wait_for_ever(void *argument)
 
 int main(int count, char **arguments)
 {
-    if (count != 5) {
-        fprintf(stderr, "usage: cost WHAT ROUNDS CALLS WARM_UP_S\n");
-        return 2;
-    }
+    check_usage(count == 5, "cost WHAT ROUNDS CALLS WARM_UP_S");
     const char *what = arguments[1];
     long rounds = atol(arguments[2]), calls = atol(arguments[3]);
     CUcontext context;

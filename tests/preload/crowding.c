@@ -26,10 +26,7 @@ static int crowd(void)
 
 int main(int count, char **arguments)
 {
-    if (count != 2) {
-        fprintf(stderr, "usage: crowding COUNT\n");
-        return 2;
-    }
+    check_usage(count == 2, "crowding COUNT");
     int failed = 0;
     for (int number = 0; number < atoi(arguments[1]); number++) {
         int status = 1;

@@ -104,10 +104,7 @@ static void check_next(void *other)
 
 int main(int count, char **arguments)
 {
-    if (count != 2) {
-        fprintf(stderr, "usage: finding OTHER\n");
-        return 2;
-    }
+    check_usage(count == 2, "finding OTHER");
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     void *other = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (driver == NULL || other == NULL) {

@@ -53,10 +53,7 @@ static void *run(void *argument)
 
 int main(int count, char **arguments)
 {
-    if (count != 3) {
-        fprintf(stderr, "usage: launchers THREADS LAUNCHES\n");
-        return 2;
-    }
+    check_usage(count == 3, "launchers THREADS LAUNCHES");
     long threads = atol(arguments[1]);
     launches = atol(arguments[2]);
     CUmodule module;

@@ -29,10 +29,7 @@ static void *look(void *argument)
 int main(int count, char **arguments)
 {
     pthread_t lookers[2];
-    if (count != 2) {
-        fprintf(stderr, "usage: pool_ends ROUNDS\n");
-        return 2;
-    }
+    check_usage(count == 2, "pool_ends ROUNDS");
     MUST(cuInit(0));
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     MUST(cuCtxSetCurrent(context));

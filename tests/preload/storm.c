@@ -192,10 +192,7 @@ static int play_process(char **arguments, uint64_t seed)
 
 int main(int count, char **arguments)
 {
-    if (count != 9) {
-        fprintf(stderr, "usage: storm SEED PROCESSES THREADS ROUNDS CALLS LARGEST WAYS EXECS\n");
-        return 2;
-    }
+    check_usage(count == 9, "storm SEED PROCESSES THREADS ROUNDS CALLS LARGEST WAYS EXECS");
     storm = (struct storm){strtoull(arguments[1], NULL, 10),
                            atoi(arguments[2]),
                            atoi(arguments[3]),

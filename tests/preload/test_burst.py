@@ -78,15 +78,11 @@ def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(limited, observe
 
 
 @pytest.mark.slow
-def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
-    limited, gpus, observer, busy, tmp_path
-):
+def test_work_of_processes_that_nvml_does_not_show_counts_as_others(limited, gpus, observer, busy):
     """The GPU is busier than all that are shown keep it."""
-    rules = tmp_path / "rules"
-    rules.write_text("quirk private\n")
-    scene = limited(sm=[20, None])
+    scene = limited(sm=[20, None], nvml="quirk private\n")
     scene.region.set_burst(True)
-    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    program = busy(scene, "busy_1ms", pending=200)
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
     other = busy(Unlimited(gpus), "busy_1ms", pending=200)
     # The two would have a half each.

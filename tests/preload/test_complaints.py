@@ -17,26 +17,22 @@ def say(scene: Limited, path: Path, inject: str = "standin") -> str:
     program = CudaProgram({**scene.environment(), "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(path)})
     program.do("cuInit", 0)
     assert program.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == NOT_PERMITTED
-    status, said = program.end()
-    assert status == 0
-    return said
+    return program.end()
 
 
-def test_a_program_says_three_lines_at_most(limited, gpus, tmp_path, inject):
+def test_a_program_says_three_lines_at_most(limited, gpus, inject):
     devices = 4
-    rules = tmp_path / "rules"
     names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
-    rules.write_text("".join(f"error {name} 3 *\n" for name in names))
+    rules = "".join(f"error {name} 3 *\n" for name in names)
     gpus.settings["FAKE_CUDA_DEVICES"] = str(devices)
-    scene = limited(sm=[20] * devices, uuids=map(gpu_uuid, range(devices)), inject=inject)
-    program = scene.program(FAKE_NVML_STATE=str(rules))
+    uuids = map(gpu_uuid, range(devices))
+    scene = limited(sm=[20] * devices, uuids=uuids, inject=inject, nvml=rules)
+    program = scene.program()
     for device in range(devices):
         program.start(device)
-        module = program.do("cuModuleLoadData", OUT, "text:any image")
-        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        kernel = program.kernel()
         program.do("cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None)
-    status, said = program.end()
-    assert status == 0
+    said = program.end()
     lines = said.splitlines(keepends=True)
     assert len(lines) == 3
     assert all(line.startswith("libhamiregion: the SM limit of device ") for line in lines)
@@ -57,12 +53,10 @@ def test_a_long_line_is_cut_and_ends_as_a_line(limited, tmp_path):
 def test_a_program_that_can_start_no_thread_says_so_and_goes_on(limited, c_programs):
     scene = limited(sm=[1, None])
     program = scene.program(LD_PRELOAD=str(c_programs / "libthreadless.so")).start()
-    module = program.do("cuModuleLoadData", OUT, "text:any image")
-    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+    kernel = program.kernel()
     for _ in range(200):
         program.do("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
-    status, said = program.end()
-    assert status == 0
+    said = program.end()
     assert said.startswith("libhamiregion: no thread could be started: SM limits are not held")
     assert said.count("\n") == 1
 
@@ -92,8 +86,7 @@ def test_beside_a_library_that_uses_the_region_nothing_is_counted_twice(
     program = CudaProgram({**environment, "LD_PRELOAD": f"{c_programs / 'libtaking.so'} {before}"})
     program.start().allocate(2 * GIB)
     assert scene.region.snapshot().processes == ()
-    status, said = program.end()
-    assert status == 0
+    said = program.end()
     assert said == (
         f"libhamiregion: the region {scene.path} cannot be used: another library in this process"
         " uses it already; nothing is limited\n"

@@ -435,15 +435,11 @@ while True:
 """
 
 
-def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited, tmp_path):
+def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited):
     """NVML's figure and the charges are never of one moment."""
-    rules = tmp_path / "rules"
-    rules.write_text("quirk slow-lists\n")
-    scene = limited(memory=[4 * GIB])
-    environment = scene.environment(FAKE_NVML_STATE=str(rules))
-
+    scene = limited(memory=[4 * GIB], nvml="quirk slow-lists\n")
     command = [sys.executable, "-I", "-S", "-c", ALLOCATE_STEADILY]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=scene.environment(), stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"\n"
         eventually(lambda: context_bytes(scene) >= CONTEXT + 499 * MIB)
         assert context_bytes(scene) <= CONTEXT + 500 * MIB

@@ -144,7 +144,7 @@ def test_the_driver_is_not_called_while_it_ends(limited, inject):
     """By atexit(), for longer than the library's thread ever rests."""
     program = limited(memory=[GIB], inject=inject).program(FAKE_CUDA_END_MS="1200").start()
     program.allocate(MIB)
-    assert program.end() == (0, "")
+    assert program.end() == ""
 
 
 def test_a_library_may_use_the_driver_as_it_is_loaded(limited, c_programs):
@@ -198,8 +198,7 @@ def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(limited, 
     for program in (bare().start(), scene.program().start()):
         address, pool = program.allocate(MIB), program.do("cuDeviceGetDefaultMemPool", OUT, 0)
         context = program.do("cuCtxGetCurrent", OUT)
-        module = program.do("cuModuleLoadData", OUT, "text:any image")
-        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        kernel = program.kernel()
         launch = ["cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None]
         program.call(*launch)
         status, found = program.calls(
@@ -217,7 +216,7 @@ def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(limited, 
         assert status == 0
         codes.append([code for code, *_ in found])
         program.free(address)
-        assert program.end() == (0, "")
+        assert program.end() == ""
     assert codes[0] == codes[1]
     assert set(codes[0]) == {NOT_INITIALIZED}
 
@@ -234,4 +233,4 @@ def test_a_fork_takes_each_lock_that_it_gives_back(limited, c_programs, inject):
     status, _ = program.calls(["fork"], ["cuMemFree_v2", 0])[0]
     assert status == 0
     assert program.info()[1] == GIB
-    assert program.end() == (0, "")
+    assert program.end() == ""

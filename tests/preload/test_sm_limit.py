@@ -132,8 +132,7 @@ def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(limited, observer, bus
 
 def test_a_launch_that_the_driver_refuses_costs_nothing(limited):
     program = limited(sm=[50, None]).program().start()
-    module = program.do("cuModuleLoadData", OUT, "text:any image")
-    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+    kernel = program.kernel()
 
     def launch(function: int, width: int) -> int:
         sizes = (width, width, 1, 32, 1, 1, 0)
@@ -232,13 +231,12 @@ def test_the_region_is_told_of_launches(limited, busy, limit):
     eventually(lambda: (scene.region.snapshot().last_kernel_time_s or 0) > created_s)
 
 
-def test_without_figures_nothing_is_held_up_and_one_line_says_so(limited, observer, busy, tmp_path):
+def test_without_figures_nothing_is_held_up_and_one_line_says_so(limited, observer, busy):
     """As on MIG devices and under WSL, whose NVML answers NVML_ERROR_NOT_SUPPORTED."""
-    rules = tmp_path / "rules"
     names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
-    rules.write_text("".join(f"error {name} 3 *\n" for name in names))
-    scene = limited(sm=[20, None])
-    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    rules = "".join(f"error {name} 3 *\n" for name in names)
+    scene = limited(sm=[20, None], nvml=rules)
+    program = busy(scene, "busy_1ms", pending=200)
     eventually(lambda: observer.busy_percent(0.5) > FREE)
     assert program.kill() == (
         "libhamiregion: the SM limit of device 0 cannot be held: NVML does not tell how busy each"
@@ -246,12 +244,10 @@ def test_without_figures_nothing_is_held_up_and_one_line_says_so(limited, observ
     )
 
 
-def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(limited, observer, busy, tmp_path):
+def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(limited, observer, busy):
     """Its older function for the work of processes answers 0 %."""
-    rules = tmp_path / "rules"
-    rules.write_text("quirk blackwell\n")
-    scene = limited(sm=[20, None])
-    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    scene = limited(sm=[20, None], nvml="quirk blackwell\n")
+    program = busy(scene, "busy_1ms", pending=200)
     eventually(lambda: sm_percent(scene, program.pid) > 0)
     eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
@@ -271,15 +267,14 @@ def test_a_program_that_the_driver_shows_by_another_pid_is_held(limited, gpus, o
 
 @pytest.mark.slow
 def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
-    limited, gpus, bare, observer, busy, tmp_path
+    limited, gpus, bare, observer, busy
 ):
     """The driver has not shown who was there before it, and then shows two that it may be."""
     gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
-    rules = tmp_path / "rules"
-    rules.write_text("error nvmlDeviceGetComputeRunningProcesses_v3 999 * 2\n")
     bare().start()
-    scene = limited(sm=[20, None])
-    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    rules = "error nvmlDeviceGetComputeRunningProcesses_v3 999 * 2\n"
+    scene = limited(sm=[20, None], nvml=rules)
+    program = busy(scene, "busy_1ms", pending=200)
     assert program.process.stderr.readline() == (
         "libhamiregion: the SM limit of device 0 cannot be held: NVML does not show this process by"
         " a pid that it can be known by\n"
@@ -295,8 +290,7 @@ def test_a_captured_launch_costs_nothing(limited, name):
 
     def waited_s() -> float:
         program = scene.program().start()
-        module = program.do("cuModuleLoadData", OUT, "text:any image")
-        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        kernel = program.kernel()
         captured = stream = program.do("cuStreamCreate", OUT, 0)
         if name.endswith("_ptsz"):
             captured, stream = per_thread_stream, None
@@ -327,8 +321,7 @@ def test_a_captured_launch_costs_nothing(limited, name):
 def test_a_launch_waits_ten_seconds_at_most(limited):
     """The kernel that it waits behind may be one that waits for it."""
     program = limited(sm=[10, None]).program().start()
-    module = program.do("cuModuleLoadData", OUT, "text:any image")
-    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_8000ms")
+    kernel = program.kernel("busy_8000ms")
     longest_s = 0.0
     for _ in range(2):
         begun_s = time.monotonic()

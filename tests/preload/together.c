@@ -31,10 +31,7 @@ static void *take(void *nothing)
 int main(int count, char **arguments)
 {
     char line[16];
-    if (count != 3) {
-        fprintf(stderr, "usage: together THREADS SIZE\n");
-        return 2;
-    }
+    check_usage(count == 3, "together THREADS SIZE");
     int threads = atoi(arguments[1]);
     size = strtoull(arguments[2], NULL, 10);
     pthread_barrier_init(&begin, NULL, (unsigned)threads + 1);

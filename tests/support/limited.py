@@ -15,7 +15,7 @@ INJECTIONS = ("standin", "preload")
 
 
 class Limited:
-    """Programs under one region; `region` is open for writing."""
+    """Programs under one region; `region` is open for writing, `nvml` are rules of their NVML."""
 
     def __init__(
         self,
@@ -27,8 +27,13 @@ class Limited:
         uuids: Sequence[str] | None = None,
         inject: str = "standin",
         layout: hami.Layout = hami.Layout.V1_2,
+        nvml: str = "",
     ) -> None:
         directory.mkdir()
+        self.nvml = {}
+        if nvml:
+            (directory / "nvml").write_text(nvml)
+            self.nvml["FAKE_NVML_STATE"] = str(directory / "nvml")
         self.gpus = gpus
         self.directory = directory
         self.inject = inject
@@ -50,7 +55,8 @@ class Limited:
 
     def environment(self, **more: str) -> dict[str, str]:
         """What `hamiregion run` would give a program."""
-        found = self.gpus.environment(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.path), **more)
+        more = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.path), **self.nvml, **more}
+        found = self.gpus.environment(**more)
         if self.inject == "standin":
             found["LD_LIBRARY_PATH"] = f"{self.directory}:{found['LD_LIBRARY_PATH']}"
         else:
