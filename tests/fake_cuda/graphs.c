@@ -185,35 +185,24 @@ API CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
     return check_initialised();
 }
 
-API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
-{
-    if (node->kind != KERNEL)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = node->kernel;
-    return check_initialised();
-}
+/* What a node of one kind holds. */
+#define HELD(name, type, of_kind, field)                                                           \
+    API CUresult name(CUgraphNode node, type *out)                                                 \
+    {                                                                                              \
+        if (node->kind != of_kind)                                                                 \
+            return CUDA_ERROR_INVALID_VALUE;                                                       \
+        *out = node->field;                                                                        \
+        return check_initialised();                                                                \
+    }
+HELD(cuGraphKernelNodeGetParams_v2, CUDA_KERNEL_NODE_PARAMS, KERNEL, kernel)
+HELD(cuGraphChildGraphNodeGetGraph, CUgraph, GRAPH, child)
+HELD(cuGraphMemAllocNodeGetParams, CUDA_MEM_ALLOC_NODE_PARAMS, MEM_ALLOC, memory)
 
 API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
 {
     if (node->kind != KERNEL)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(out, &node->kernel, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
-    return check_initialised();
-}
-
-API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *child)
-{
-    if (node->kind != GRAPH)
-        return CUDA_ERROR_INVALID_VALUE;
-    *child = node->child;
-    return check_initialised();
-}
-
-API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
-{
-    if (node->kind != MEM_ALLOC)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = node->memory;
     return check_initialised();
 }
 

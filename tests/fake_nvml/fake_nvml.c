@@ -200,15 +200,16 @@ API int nvmlSystemGetCudaDriverVersion_v2(int *version)
 
 /* ---- devices ---- */
 
-#define NUMBER(name, begin, value)                                                                 \
-    API int name(device_handle handle, unsigned *out)                                              \
+#define VALUE(name, begin, type, value)                                                            \
+    API int name(device_handle handle, type *out)                                                  \
     {                                                                                              \
         struct place place = place_of(handle);                                                     \
         int code = begin(__func__, place);                                                         \
         if (code == SUCCESS)                                                                       \
-            *out = (unsigned)(value);                                                              \
+            *out = value;                                                                          \
         return finish(code);                                                                       \
     }
+#define NUMBER(name, begin, value) VALUE(name, begin, unsigned, (unsigned)(value))
 
 #define TEXT_OF(name, field)                                                                       \
     API int name(device_handle handle, char *text, unsigned size)                                  \
@@ -265,28 +266,21 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, device_handle *handle)
     return finish(NOT_FOUND);
 }
 
-API int nvmlDeviceGetPciInfo_v3(device_handle handle, struct pci_info *info)
+static struct pci_info pci_info_of(struct place place)
 {
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS) {
-        *info = (struct pci_info){.bus = (unsigned)place.device + 1};
-        snprintf(info->short_id, sizeof info->short_id, "0000:%02X:00.0", info->bus);
-        snprintf(info->id, sizeof info->id, "00000000:%02X:00.0", info->bus);
-    }
-    return finish(code);
+    struct pci_info info = {.bus = (unsigned)place.device + 1};
+    snprintf(info.short_id, sizeof info.short_id, "0000:%02X:00.0", info.bus);
+    snprintf(info.id, sizeof info.id, "00000000:%02X:00.0", info.bus);
+    return info;
 }
+VALUE(nvmlDeviceGetPciInfo_v3, begin_device, struct pci_info, pci_info_of(place))
 
-API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info)
+static struct memory_info memory_of(struct place place)
 {
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS) {
-        const struct device *device = device_at(&scene, place);
-        *info = (struct memory_info){device->total, device->total - device->used, device->used};
-    }
-    return finish(code);
+    const struct device *device = device_at(&scene, place);
+    return (struct memory_info){device->total, device->total - device->used, device->used};
 }
+VALUE(nvmlDeviceGetMemoryInfo, begin_device, struct memory_info, memory_of(place))
 
 API int nvmlDeviceGetMemoryInfo_v2(device_handle handle, struct memory_info_v2 *info)
 {
@@ -302,16 +296,12 @@ API int nvmlDeviceGetMemoryInfo_v2(device_handle handle, struct memory_info_v2 *
     return finish(code);
 }
 
-API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_rates *rates)
+static struct utilization_rates rates_of(struct place place)
 {
-    struct place place = place_of(handle);
-    int code = begin_utilization(__func__, place);
-    if (code == SUCCESS) {
-        const struct device *device = device_at(&scene, place);
-        *rates = (struct utilization_rates){device->gpu_percent, device->memory_percent};
-    }
-    return finish(code);
+    const struct device *device = device_at(&scene, place);
+    return (struct utilization_rates){device->gpu_percent, device->memory_percent};
 }
+VALUE(nvmlDeviceGetUtilizationRates, begin_utilization, struct utilization_rates, rates_of(place))
 
 /* ---- sensors ---- */
 
