@@ -226,8 +226,7 @@ def test_while_a_process_of_another_pod_maps_the_region_it_stays(scene, actor):
     directory = scene.leave()
     cleaner = scene.cleaner()
     mapper = actor(directory / "usage.cache")
-    with cgroup_of_pod(scene.alive, "ef" * 32) as cgroup:
-        (cgroup / "cgroup.procs").write_text(str(mapper.pid_here))
+    with cgroup_of_pod(scene.alive, "ef" * 32, mapper.pid_here):
         some_passes(cleaner)
         assert directory.is_dir()
         mapper.kill()

@@ -83,8 +83,7 @@ def locked_bytes(path: Path) -> Iterator[None]:
 
 def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[SceneContainer, Container]:
     """A container with so many processes that have no host pid, and its first process."""
-    place = doctor_node.container()
-    inside = place.start(host_pid=False)
+    place, inside = doctor_node.started(host_pid=False)
     for _ in range(count - 1):
         place.spawn(inside, host_pid=False)
     return place, inside

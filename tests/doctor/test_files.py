@@ -81,8 +81,7 @@ def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
         missing = Observer.for_command(doctor_node.node).observe().missing
         return {each.pod_uid: each.missing.reason for each in missing if each.missing}
 
-    with cgroup_of_pod(place.pod_uid, "ab" * 32) as own:
-        (own / "cgroup.procs").write_text(str(inside.host_pid))
+    with cgroup_of_pod(place.pod_uid, "ab" * 32, inside.host_pid):
         assert reasons() == {idle.pod_uid: MissingReason.NO_FILE}
         place.path.unlink()
         expected = {idle.pod_uid: MissingReason.NO_FILE, place.pod_uid: MissingReason.STALE}
@@ -152,8 +151,7 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node):
 def test_processes_in_a_second_region_of_the_directory_are_found_and_have_not_escaped(
     doctor_node, fake_driver, nvml_sampler
 ):
-    place = doctor_node.container()
-    first = place.start()
+    place, first = doctor_node.started()
     other = place.enter()
     second = place.directory / "second.cache"
     create_region(second, memory_limits=[8 * GIB], uuids=[GPU])

@@ -9,8 +9,7 @@ pytestmark = needs_namespaces
 
 
 def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node):
-    place = doctor_node.container()
-    inside = place.start(host_pid=False)
+    place, inside = doctor_node.started(host_pid=False)
     elsewhere = DoctorNode(doctor_node.directory, proc=f"/proc/{inside.host_pid}/root/proc")
     try:
         assert FindingKind.HOST_PID_WRONG not in elsewhere.kinds()
@@ -39,8 +38,7 @@ def test_a_successor_with_the_same_pid_gets_its_own_host_pid(doctor_node):
 
 
 def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node):
-    place = doctor_node.container()
-    inside = place.start(host_pid=False)
+    place, inside = doctor_node.started(host_pid=False)
     found = doctor_node.findings()
     place.set_host_pid(1, inside.host_pid)
     (done,) = repair(doctor_node.node, found)
@@ -48,8 +46,7 @@ def test_a_finding_that_has_passed_is_mended_without_an_action(doctor_node):
 
 
 def test_a_container_that_has_gone_is_not_repaired(doctor_node):
-    place = doctor_node.container()
-    place.start(host_pid=False)
+    place, _ = doctor_node.started(host_pid=False)
     found = doctor_node.findings()
     place.path.unlink()
     doctor_node.node.refresh()

@@ -22,8 +22,7 @@ BOUND_S = 25.0
 @pytest.fixture
 def hung(doctor_node, tmp_path) -> tuple[SceneContainer, tuple[str, ...]]:
     """A region whose lock is held by a process that never answers, and how to be its reader."""
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     hold(place, next(iter(place.true_host_pids)))
     other = doctor_node.container(name="other")
     killed = other.start()

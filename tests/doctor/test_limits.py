@@ -36,8 +36,7 @@ def monitor() -> Iterator[Container]:
 
 def test_driver_figures_that_agree_are_no_finding(doctor_node, fake_driver, nvml_sampler):
     """Within a tenth, or what contexts and modules usually take."""
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     pid, second = place.spawn(inside, used=3 * GIB)
     inside.tell(f"@{pid}", "charge", 300 * MIB, "context")
     place.put("slot_util.sm", 40)
@@ -53,8 +52,7 @@ def test_driver_figures_that_agree_are_no_finding(doctor_node, fake_driver, nvml
 
 @pytest.mark.parametrize("more", [True, False])
 def test_driver_memory_far_from_what_is_accounted(more, doctor_node, fake_driver, nvml_sampler):
-    place = doctor_node.container()
-    inside = place.start(used=4 * GIB)
+    _, inside = doctor_node.started(used=4 * GIB)
     driver = 4 * GIB + (1 if more else -1) * 900 * MIB
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
     (found,) = doctor_node.findings(sampler=nvml_sampler)
@@ -125,8 +123,7 @@ def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
 
 
 def test_a_process_that_escapes_its_region(doctor_node, fake_driver, nvml_sampler):
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     pid, escaped = inside.child("fork")
     fake_driver.play(CARD, f"process 0 compute {escaped} {2 * GIB}")
     assert doctor_node.kinds(sampler=nvml_sampler) == [
@@ -143,8 +140,7 @@ def test_a_process_that_escapes_its_region(doctor_node, fake_driver, nvml_sample
 
 
 def test_utilisation_that_the_region_does_not_record(doctor_node, fake_driver, nvml_sampler):
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     fake_driver.play(
         CARD,
         f"process 0 compute {inside.host_pid} {GIB}",

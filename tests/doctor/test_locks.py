@@ -16,8 +16,7 @@ pytestmark = needs_namespaces
 
 def test_a_lock_that_nobody_has_signed_for(doctor_node):
     """Watched for too short a time nothing is proved, and nothing done."""
-    place = doctor_node.container()
-    place.start()
+    place, _ = doctor_node.started()
     hold(place, 0)
     found = doctor_node.findings()[0]
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
@@ -29,8 +28,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node):
 
 @pytest.mark.slow
 def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(doctor_node):
-    place = doctor_node.container()
-    place.start()
+    place, _ = doctor_node.started()
     hold(place, 0)
     (done,) = doctor_node.repair()
     assert done.done
@@ -40,8 +38,8 @@ def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(doctor_node)
 
 def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node):
     """However often it is held when somebody looks."""
-    place = doctor_node.container()
-    place.start().tell("lock_again_and_again")
+    place, inside = doctor_node.started()
+    inside.tell("lock_again_and_again")
     seen_held = 0
 
     def has_been_seen_held() -> bool:
@@ -56,8 +54,7 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node):
 
 
 def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node):
-    place = doctor_node.container()
-    first = place.start()
+    place, first = doctor_node.started()
     second, _ = place.spawn(first)
     first.tell("lock")
     (found,) = doctor_node.findings(settle_s=0)
@@ -71,8 +68,7 @@ def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node):
 
 
 def test_a_tool_that_holds_the_lock_is_named(doctor_node):
-    place = doctor_node.container()
-    place.start()
+    place, _ = doctor_node.started()
     with open_region(place.path, writable=True) as region, region.lock():
         (found,) = doctor_node.findings(settle_s=0)
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "live_owner")
@@ -80,8 +76,7 @@ def test_a_tool_that_holds_the_lock_is_named(doctor_node):
 
 
 def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node):
-    place = doctor_node.container()
-    inside = place.start(host_pid=False)
+    _, inside = doctor_node.started(host_pid=False)
     inside.tell("lock")
     with unchanged(doctor_node):
         found = [each for each in doctor_node.findings(settle_s=0) if each.repairable]

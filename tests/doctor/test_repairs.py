@@ -14,8 +14,7 @@ pytestmark = needs_namespaces
 
 def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[SceneContainer, int]:
     """A container, and the host pid that its process's slot lacks."""
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     place.set_host_pid(1, 0)
     return place, inside.host_pid
 

@@ -120,8 +120,7 @@ def test_a_seqlock_that_a_death_left_odd(doctor_node, layout):
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node):
     """A writer is inside at both checks, and has been in and out in between."""
-    place = doctor_node.container()
-    place.start()
+    place, _ = doctor_node.started()
     place.put("slot_seqlock", 7)
     (found,) = doctor_node.findings(settle_s=0)
     assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
@@ -181,8 +180,7 @@ def test_a_negative_time_is_refused(doctor_node):
 
 
 def test_a_process_that_leaves_during_the_second_look_is_no_finding(doctor_node):
-    place = doctor_node.container()
-    inside = place.start()
+    place, inside = doctor_node.started()
     pid, _ = place.spawn(inside, host_pid=False)
     observation = Observer.for_command(doctor_node.node).observe()
     inside.tell(f"@{pid}", "close")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.forked import unprivileged
-from support.node_root import only, opened, pod_uid, reason, refresh, remove, settle
+from support.node_root import only, opened, pod_uid, reason, refresh, refreshed, remove, settle
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
@@ -158,8 +158,7 @@ def test_what_stands_in_the_regions_place_is_named_and_gives_way_to_it(make, exp
     assert not refresh(node)
     remove(path)
     create_region(path)
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root, node):
@@ -172,8 +171,7 @@ def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root, node):
     assert reason(only(node)) is MissingReason.NOT_READY
     with path.open("r+b") as file:
         file.write(content)
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(public_directory):
@@ -222,8 +220,7 @@ def make_directory_again(path: Path) -> None:
 def test_a_file_that_takes_the_place_is_opened(change, root, node):
     path = root.region(priority=1)
     settle(path.parent, root.path)
-    refresh(node)
-    before = opened(node)
+    before = refreshed(node)
     assert not refresh(node)
     change(path)
     assert refresh(node)
@@ -287,15 +284,13 @@ def test_what_happens_to_an_open_region_is_told_by_the_next_refresh(change, expe
     # And back again, in place.
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # noqa: PTH123
         file.write(intact)
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_a_container_that_goes_takes_its_region_along(root, node):
     path = root.region()
     settle(path.parent, root.path)
-    refresh(node)
-    gone = opened(node)
+    gone = refreshed(node)
     remove(path.parent)
     assert refresh(node)
     assert node.containers == ()
@@ -305,8 +300,7 @@ def test_a_container_that_goes_takes_its_region_along(root, node):
 def test_a_directory_that_becomes_a_link_is_not_followed(root, node):
     path = root.region()
     settle(path.parent, root.path)
-    refresh(node)
-    opened(node)
+    refreshed(node)
     path.parent.rename(root.path.parent / "elsewhere")
     path.parent.symlink_to(root.path.parent / "elsewhere")
     refresh(node)
@@ -331,18 +325,15 @@ def test_a_directory_that_is_away_for_a_moment_is_found_again(root, node, monkey
         patch.setattr(directories, "scan_directory", look_while_away)
         refresh(node)
     assert node.containers == ()
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_a_region_that_somebody_else_has_closed_is_opened_again(root, node):
     path = root.region()
     settle(path.parent)
-    refresh(node)
-    region = opened(node).region
+    region = refreshed(node).region
     region.close()
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_a_restored_time_hides_no_change(root, node):
@@ -354,8 +345,7 @@ def test_a_restored_time_hides_no_change(root, node):
     assert reason(only(node)) is MissingReason.NO_FILE
     create_region(directory / "a.cache")
     os.utime(directory, (1, 1))
-    refresh(node)
-    opened(node)
+    refreshed(node)
 
 
 def test_nothing_is_opened_again_while_nothing_changes(root, node):
@@ -380,8 +370,7 @@ def test_containers_come_by_directory_in_whatever_order_they_appear(root, node):
 
 def test_a_file_written_through_the_node_is_the_one_that_is_read(root, node):
     path = root.region(memory_limits=("1GiB",))
-    refresh(node)
-    with node.open(opened(node)) as region:
+    with node.open(refreshed(node)) as region:
         region.set_memory_limit("2GiB")
     with open_region(path) as region:
         assert region.memory_limit(0) == 2 << 30

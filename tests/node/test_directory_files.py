@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support.node_root import only, opened, reason, refresh, touch
+from support.node_root import only, opened, reason, refresh, refreshed, touch
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
@@ -21,8 +21,7 @@ def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root, node):
         touch(path.with_name(f"{name}.cache"))
     create_region(path.with_name("a.cache"))
     os.utime(path.with_name("a.cache"), (1, 1))
-    refresh(node)
-    container = opened(node)
+    container = refreshed(node)
     assert container.region_path == str(path)
     # Newest first; what can be no region comes last.
     assert container.other_files == ("c.cache", "z.cache", "a.cache", "y.cache")
@@ -30,24 +29,20 @@ def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root, node):
 
 def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root, node):
     path = root.region()
-    refresh(node)
-    region = opened(node).region
+    region = refreshed(node).region
     for number in range(20):
         (path.parent / f"new-{number}.cache").touch()
         touch(path.parent / f"new-{number}.cache")
-        refresh(node)
-        assert opened(node).region is region
+        assert refreshed(node).region is region
     assert len(opened(node).other_files) == 8
 
 
 def test_a_newer_region_takes_over_once_it_is_one(root, node):
     path = root.region()
-    refresh(node)
-    first = opened(node)
+    first = refreshed(node)
     newer = path.with_name("b.cache")
     newer.touch()
-    refresh(node)
-    assert opened(node).region is first.region
+    assert refreshed(node).region is first.region
     newer.unlink()
     create_region(newer, priority=0)
     assert refresh(node)
@@ -67,8 +62,7 @@ def few_entries(monkeypatch) -> None:
 @pytest.mark.usefixtures("few_entries")
 def test_decoys_of_any_age_hide_no_open_region(root, node):
     path = root.region()
-    refresh(node)
-    region = opened(node).region
+    region = refreshed(node).region
     for number in range(100):
         decoy = path.with_name(f"{number}.cache")
         decoy.touch()
@@ -76,8 +70,7 @@ def test_decoys_of_any_age_hide_no_open_region(root, node):
         os.utime(decoy, (4_000_000_000, 4_000_000_000))
     for number in range(300):
         path.with_name(f"{number}").touch()
-    refresh(node)
-    assert opened(node).region is region
+    assert refreshed(node).region is region
     assert opened(node).region_path == str(path)
 
 
@@ -94,8 +87,7 @@ def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root, node):
 def test_a_link_in_the_directorys_place_leads_to_no_region(root, node):
     """Where containers can write the root; the file behind the link may even be the same."""
     path = root.region()
-    refresh(node)
-    container = opened(node)
+    container = refreshed(node)
     moved = path.parent.rename(path.parent.with_name("moved"))
     path.parent.symlink_to(moved)
     with pytest.raises(RegionNotFound):

@@ -1,12 +1,8 @@
 """What a reader remembers: utilisation that stays in a region, containers without a limit."""
 
-from collections.abc import Iterator
-
 import attrs
-import pytest
 from fake_nvml.scenes import CARD, GPU, OTHER, SECOND
 from support.exposition import parsed
-from support.node_scene import NodeScene
 from support.seen_node import SHARE, entry, seen
 
 from libhamiregion.doctor import FindingKind, diagnose
@@ -19,28 +15,22 @@ from libhamiregion.observation.without_region import explained
 GIB = 1 << 30
 
 
-@pytest.fixture
-def scene(tmp_path) -> Iterator[NodeScene]:
-    with NodeScene(tmp_path) as made:
-        yield made
-
-
 def percents(seen: Observation) -> list[int | None]:
     assert Join(from_json(to_json(seen))).device_percents == Join(seen).device_percents
     return Join(seen).device_percents
 
 
 def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unknown(
-    scene, fake_driver, nvml_sampler, monkeypatch
+    files, fake_driver, nvml_sampler, monkeypatch
 ):
     monkeypatch.setattr(history, "_UNCHANGED_S", 0.0)
-    pod = scene.container(uuids=[GPU, OTHER])
+    pod = files.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     for device in (0, 1):
         pod.put("slot_util.sm", 40 + device, device=device)
     idle = [CARD, SECOND, *(f"process {gpu} compute {host_pid} {GIB}" for gpu in (0, 1))]
     fake_driver.play(*idle)
-    with scene.open() as node:
+    with files.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
         for expected in ([40, 41], [40, 41], [40, None]):
             assert percents(observer.observe()) == expected
@@ -55,20 +45,20 @@ def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unkno
         assert [percents(Observer(node).observe()) for _ in range(4)] == [[40, 42]] * 4
 
 
-def test_it_takes_more_than_the_driver_s_second(scene, fake_driver, nvml_sampler):
-    pod = scene.container(uuids=[GPU, OTHER])
+def test_it_takes_more_than_the_driver_s_second(files, fake_driver, nvml_sampler):
+    pod = files.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
     pod.put("slot_util.sm", 41, device=1)
     fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {GIB}")
-    with scene.open() as node:
+    with files.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
         assert {tuple(percents(observer.observe())) for _ in range(5)} == {(0, 41)}
 
 
 def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
-    scene, fake_driver, nvml_sampler
+    files, fake_driver, nvml_sampler
 ):
-    pod = scene.container(pod="job-0", uuids=[GPU])
+    pod = files.container(pod="job-0", uuids=[GPU])
     _, host_pid = pod.attach()
     used = f"process 0 compute {host_pid} {GIB}"
     series = "hamiregion_process_sm_utilization_ratio"
@@ -79,7 +69,7 @@ def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
         assert found.value("hami_container_device_utilization_ratio") == 0
         return found.series(series)
 
-    with scene.open() as node:
+    with files.open() as node:
         observer = Observer(node, sampler=nvml_sampler)
         fake_driver.play(CARD, used)
         assert percents(observer.observe()) == [0]
@@ -118,8 +108,8 @@ def test_a_share_without_a_limit_is_an_error_once_it_was_so_twice_30_s_apart():
     assert not_limited(remembered, 160.0) == []
 
 
-def test_a_reader_without_a_history_says_so_at_once_of_what_may_pass(scene):
-    with scene.open() as node:
+def test_a_reader_without_a_history_says_so_at_once_of_what_may_pass(files):
+    with files.open() as node:
         assert Observer.for_command(node).observe().not_limited_s is None
         assert Observer(node).observe().not_limited_s == {}
     at = seen(entry(1, share=SHARE))

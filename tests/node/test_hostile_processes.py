@@ -42,8 +42,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
     uid = str(uuid.uuid4())
     container = ContainerId(CONTAINER_ID, uid)
     region = region_file(memory_limits=("1GiB",))
-    honest = actor(region)
-    honest("attach")
+    honest = actor(region, attach=True)
     table = ProcessTable()
     with (
         cgroup_of_pod(uid, CONTAINER_ID) as cgroup,
@@ -75,8 +74,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         # It does not make the node incomplete: who is not read is known to be its container's.
         assert table.view.visibility.sees_all_pids
         # Another container starts a process meanwhile, and it is read at once.
-        late = actor(region)
-        late("attach")
+        late = actor(region, attach=True)
         with open_region(region) as opened:
             read_s = time.monotonic()
             table.refresh()
@@ -93,8 +91,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
 def honest(scene, actor) -> RegionFile:
     """A container with one process, whose figures are to be exported."""
     file = scene.container("honest")
-    process = actor(file)
-    process("attach")
+    actor(file, attach=True)
     file.put("slot_used.total", 640 * MIB)
     return file
 
@@ -130,8 +127,7 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
         return read_one(directory, known)
 
     table._read = counted  # type: ignore[method-assign]
-    honest = actor(region)
-    honest("attach")
+    honest = actor(region, attach=True)
 
     def is_honest_read() -> bool:
         assert is_blocked()
@@ -187,8 +183,7 @@ def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_o
         # Not before Linux 6.17 does the kernel find a mapping without the lock.
         with pytest.raises((RegionStale, OSError)):
             open_mapped(node.processes, mapped)
-        honest = actor(other)
-        honest("attach")
+        actor(other, attach=True)
 
         def is_other_open() -> bool:
             node.refresh()

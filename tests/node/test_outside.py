@@ -63,8 +63,7 @@ def test_a_private_region_is_one_of_the_nodes(start, node, tmp_path):
     inside = private(start, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
     inside.tell("charge", 1000)
-    with cgroup_of_pod(POD, ID) as cgroup:
-        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+    with cgroup_of_pod(POD, ID, inside.host_pid) as cgroup:
         found = refreshed(node, inside.host_pid)
         assert (found.pod_uid, found.name, found.directory) == (POD, None, None)
         assert found.container_id.id == ID
@@ -158,8 +157,7 @@ def test_a_scan_without_processes_leaves_it_as_it_is(actor, node, region):
 
 
 def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(actor, node, root, region):
-    user = actor(region)
-    user("attach")
+    user = actor(region, attach=True)
     found = refreshed(node, user.pid_here)
     region.path.unlink()
     assert refreshed(node, user.pid_here) is found
@@ -296,8 +294,7 @@ def test_a_file_of_another_name_is_told_by_its_length(actor, node, region_file, 
 
 def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(actor, node, region):
     """For no path of a container's is walked."""
-    user = actor(region)
-    user("attach")
+    user = actor(region, attach=True)
     region.put("slot_pid", 4242, slot=7)
     assert slots_beyond(region_of(refreshed(node, user.pid_here)), 1) == {4242: 7}
 

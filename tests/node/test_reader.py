@@ -75,8 +75,7 @@ class HeldSampler(NvmlSampler):
 def test_the_driver_comes_first_then_the_regions_then_proc(actor, node, root, fake_driver):
     fake_driver.play()
     path = root.region()
-    user = actor(path)
-    user("attach")
+    user = actor(path, attach=True)
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
         seen = Observer(node, sampler=sampler).observe(processes_max_age_s=0)
@@ -126,8 +125,7 @@ def test_one_without_the_driver_does_not_serve_those_who_want_it(node):
 
 
 def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(actor, node, root):
-    user = actor(root.region())
-    user("attach")
+    user = actor(root.region(), attach=True)
     observer = Observer(node)
     first = observer.observe()
     started_s = node.processes.view.started_s
@@ -256,8 +254,7 @@ def test_a_mig_lock_of_another_user_closes_nothing(root, fake_driver, tmp_path):
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_without_proc_the_regions_are_shown_and_no_process_is_dead(actor, root, tmp_path, outside):
-    user = actor(root.region())
-    user("attach")
+    user = actor(root.region(), attach=True)
     with Node(root, proc=tmp_path / "no-proc", outside=outside) as node:
         seen = Observer(node).observe()
         assert list(seen.table.processes.pid) == [user.pid]
@@ -323,8 +320,7 @@ def test_a_forked_child_is_not_locked_out(node):
 
 def test_what_an_observation_shows_of_a_region_is_of_that_moment(actor, node, root):
     path = root.region(memory_limits=["8GiB"])
-    user = actor(path)
-    user("attach")
+    user = actor(path, attach=True)
     file = RegionFile(path, Layout.V1_2)
     file.add_process(3_999_999, {0: 5 << 20})
     seen = Observer(node).observe()
@@ -344,8 +340,7 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(actor, node, ro
 
 def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(node, actor, root, monkeypatch):
     """Here of this program's own cgroup, which is all that a test can be sure of."""
-    user = actor(root.region())
-    user("attach")
+    actor(root.region(), attach=True)
     # More mappings than are read at all.
     monkeypatch.setattr(processes, "_FILES_LIMIT", 0)
     found = [gap for gap in Observer(node).observe().gaps if gap.kind == "processes"]

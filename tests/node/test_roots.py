@@ -1,11 +1,14 @@
 """Where a node looks for containers."""
 
+import contextlib
 import errno
 import os
 import pickle
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.node_root import Root, only, refresh
@@ -34,6 +37,14 @@ def defaults(tmp_path, monkeypatch) -> tuple[Path, ...]:
     return paths
 
 
+@contextlib.contextmanager
+def scanned(*roots: Any, **options: Any) -> Iterator[Node]:
+    """A node that has been refreshed."""
+    with Node(*roots, **options) as node:
+        refresh(node)
+        yield node
+
+
 def names(node: Node) -> list[str | None]:
     return [each.name for each in node.containers]
 
@@ -44,8 +55,7 @@ def names(node: Node) -> list[str | None]:
 def test_several_roots_are_scanned_in_their_order(tmp_path):
     for name in ("b", "a"):
         Root(tmp_path / name).container(f"in-{name}")
-    with Node([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"]) as node:
-        refresh(node)
+    with scanned([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"]) as node:
         assert names(node) == ["in-b", "in-a"]
         assert node.roots == node.directories == node.scanned_roots
         assert node.roots == (str(tmp_path / "b"), str(tmp_path / "a"))
@@ -56,8 +66,7 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path):
         Root(tmp_path / name / "containers").container(name)
     (tmp_path / "three").mkdir()
     (tmp_path / "three/containers").write_text("no directory")
-    with Node(tmp_path / "*/containers") as node:
-        refresh(node)
+    with scanned(tmp_path / "*/containers") as node:
         assert names(node) == ["one", "two"]
         assert node.root_errors == {}
         Root(tmp_path / "four/containers").container("four")
@@ -67,8 +76,7 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path):
 
 
 def test_a_pattern_that_matches_nothing_says_so(tmp_path):
-    with Node(tmp_path / "*/containers") as node:
-        refresh(node)
+    with scanned(tmp_path / "*/containers") as node:
         (error,) = node.root_errors.values()
         assert isinstance(error, FileNotFoundError)
         assert "no directory matches" in str(error)
@@ -78,8 +86,7 @@ def test_a_pattern_that_matches_nothing_says_so(tmp_path):
 def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path):
     Root(tmp_path / "[ab]").container("literal")
     Root(tmp_path / "a").container("pattern")
-    with Node(tmp_path / "[ab]") as node:
-        refresh(node)
+    with scanned(tmp_path / "[ab]") as node:
         assert names(node) == ["literal"]
 
 
@@ -87,8 +94,7 @@ def test_two_ways_to_one_directory_are_one_root(tmp_path):
     root = Root(tmp_path / "real")
     root.container()
     (tmp_path / "link").symlink_to(root.path)
-    with Node([tmp_path / "link", root, tmp_path / "real/../real"]) as node:
-        refresh(node)
+    with scanned([tmp_path / "link", root, tmp_path / "real/../real"]) as node:
         assert only(node).directory == f"{root.path}/{only(node).pod_uid}_train"
         assert node.directories == (str(root.path),)
 
@@ -115,8 +121,7 @@ def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path):
     for name in ("a", "b"):
         Root(tmp_path / name).container(name)
     (tmp_path / "current").symlink_to("a")
-    with Node(tmp_path / "current") as node:
-        refresh(node)
+    with scanned(tmp_path / "current") as node:
         assert names(node) == ["a"]
         (tmp_path / "current").unlink()
         (tmp_path / "current").symlink_to("b")
@@ -129,8 +134,7 @@ def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path):
 
 def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_path):
     path = tmp_path / "containers"
-    with Node(path) as node:
-        refresh(node)
+    with scanned(path) as node:
         assert isinstance(node.root_errors[str(path)], FileNotFoundError)
         assert (node.scanned_roots, node.directories) == ((), ())
         Root(path).container()
@@ -146,8 +150,7 @@ def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_pa
 def test_one_bad_root_does_not_stop_the_others(tmp_path):
     Root(tmp_path / "good").container()
     (tmp_path / "file").touch()
-    with Node([tmp_path / "none", tmp_path / "file", tmp_path / "good"]) as node:
-        refresh(node)
+    with scanned([tmp_path / "none", tmp_path / "file", tmp_path / "good"]) as node:
         only(node)
         assert {each.errno for each in node.root_errors.values()} == {errno.ENOENT, errno.ENOTDIR}
         assert node.scanned_roots == (str(tmp_path / "good"),)
@@ -164,8 +167,7 @@ def test_a_root_with_too_many_entries_says_that_it_was_cut(limit, mode, tmp_path
     root.path.chmod(mode)
     for number in range(10):
         root.container(f"c{number}")
-    with Node(root) as node:
-        refresh(node)
+    with scanned(root) as node:
         assert node.root_errors == {}
         root.container("one-more")
         refresh(node)
@@ -199,8 +201,7 @@ def test_an_observer_goes_on_without_any_root(tmp_path):
 
 def test_a_node_without_any_directory_of_containers_is_logged_once(defaults, caplog):
     caplog.set_level("INFO", "libhamiregion.node.node")
-    with Node() as node:
-        refresh(node)
+    with scanned() as node:
         refresh(node)
         (record,) = (each for each in caplog.records if each.name == "libhamiregion.node.node")
         assert all(str(each) in record.getMessage() for each in defaults)
@@ -215,8 +216,7 @@ def test_a_node_without_any_directory_of_containers_is_logged_once(defaults, cap
 
 
 def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults):
-    with Node(outside=False) as node:
-        refresh(node)
+    with scanned(outside=False) as node:
         assert node.roots == tuple(map(str, defaults))
         # Not every node has all of them.
         assert node.root_errors == {}
@@ -246,8 +246,7 @@ def test_a_variable_takes_their_place_and_has_to_exist(name, defaults, tmp_path,
     Root(defaults[0]).container("default")
     monkeypatch.setenv("HOOK_PATH", str(tmp_path / "older"))
     monkeypatch.setenv(name, str(tmp_path / "hook"))
-    with Node(outside=False) as node:
-        refresh(node)
+    with scanned(outside=False) as node:
         assert node.roots == (str(tmp_path / "hook/containers"), str(tmp_path / "hook/claims"))
         assert list(node.root_errors) == [str(tmp_path / "hook/containers")]
         Root(tmp_path / "hook/containers").container("hooked")
@@ -263,8 +262,7 @@ def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
     for number, path in enumerate(defaults):
         Root(path).container(f"c{number}")
     os.chown(tmp_path / given_away, NOBODY, NOBODY)
-    with Node(outside=False) as node:
-        refresh(node)
+    with scanned(outside=False) as node:
         assert names(node) == ["c1"]
         (path, error), *others = node.root_errors.items()
         assert not others
@@ -273,8 +271,7 @@ def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
         assert f"belongs to user {NOBODY}" in str(error)
         assert node.scanned_roots == (str(defaults[1]),)
     # Who names it wants it.
-    with Node(defaults[0]) as node:
-        refresh(node)
+    with scanned(defaults[0]) as node:
         assert names(node) == ["c0"]
         assert node.root_errors == {}
 
@@ -284,8 +281,7 @@ def test_a_default_root_reached_by_a_users_link_is_not_taken(defaults, tmp_path)
     Root(tmp_path / "elsewhere/containers").container()
     (tmp_path / "tmp/vgpu").symlink_to(tmp_path / "elsewhere")
     os.chown(tmp_path / "tmp/vgpu", NOBODY, NOBODY, follow_symlinks=False)
-    with Node(outside=False) as node:
-        refresh(node)
+    with scanned(outside=False) as node:
         assert node.containers == ()
         assert list(node.root_errors) == [str(defaults[0])]
 
@@ -293,8 +289,7 @@ def test_a_default_root_reached_by_a_users_link_is_not_taken(defaults, tmp_path)
 @needs_root
 def test_a_default_root_that_is_given_away_later_is_dropped(defaults):
     Root(defaults[0]).container()
-    with Node(outside=False) as node:
-        refresh(node)
+    with scanned(outside=False) as node:
         only(node)
         os.chown(defaults[0], NOBODY, NOBODY)
         refresh(node)

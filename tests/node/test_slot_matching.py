@@ -130,8 +130,7 @@ def test_one_whose_cgroup_names_another_pod_is_not_called_dead(region, start):
     """One of the two is wrong about it; what maps the region under that pid lives."""
     inside = start()
     pid = inside.tell("attach", region.path)
-    with cgroup_of_pod(str(uuid.uuid4()), "ab" * 32) as cgroup:
-        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+    with cgroup_of_pod(str(uuid.uuid4()), "ab" * 32, inside.host_pid):
         found = look(region, pod_uid=str(uuid.uuid4()))
     assert states(found) == {pid: "unknown"}
     assert inside.host_pid in pids(found.onlookers)

@@ -32,8 +32,7 @@ def states(node: Node) -> dict[int, str]:
 def attached(actor: MakeActor, *paths: Path) -> list[Actor]:
     found = []
     for path in paths:
-        user = actor(path)
-        user("attach")
+        user = actor(path, attach=True)
         found.append(user)
     return found
 

@@ -274,8 +274,7 @@ def has_room(region: Region) -> bool:
 def test_who_has_detached_takes_its_slot_again(file, actor):
     with open_region(file, writable=True) as region:
         first = _attach(region, 5)
-        behind = actor(file)
-        behind("attach")
+        behind = actor(file, attach=True)
         behind("slot.charge", 0, 1)
         own = slot_bytes(file, 1)
         first.detach()

@@ -322,8 +322,7 @@ def test_a_free_lock_is_reported_as_free(layout, writable, file):
 
 
 def test_a_live_owner_is_named_by_both_its_pids(file, actor):
-    holder = actor(file)
-    holder("attach")
+    holder = actor(file, attach=True)
     holder("lock")
     with open_region(file) as region:
         state = region.lock_state()
@@ -402,8 +401,7 @@ def test_a_process_lives_as_long_as_one_of_its_threads(layout, region_file, acto
     if platform.machine() not in {"x86_64", "aarch64"}:
         pytest.skip("needs the number of the exit call")
     file = region_file(layout)
-    owner = actor(file)
-    owner("attach")
+    owner = actor(file, attach=True)
     hold(file, owner.pid)
     owner.start(
         "evaluate",

@@ -122,8 +122,7 @@ def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead
 ):
     create_region(public_directory / "r.cache", layout=Layout.V1_1)
     file = RegionFile(public_directory / "r.cache", Layout.V1_1)
-    holder = actor(file)
-    holder("attach")
+    holder = actor(file, attach=True)
     hold(file, holder.pid)
     nobody = hidden(hidepid).actor(file)
     nobody("evaluate", DROP_PRIVILEGES)

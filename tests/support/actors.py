@@ -87,12 +87,16 @@ class ProcessFactory:
                 pass_fds=[theirs.fileno()],
             )
 
-    def actor(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Actor:
+    def actor(
+        self, path: str | os.PathLike[str] | None = None, *, attach: bool = False, **options: Any
+    ) -> Actor:
         """A new process; with a path it opens that region, writable unless told otherwise."""
         actor = Actor(self._socket)
         self.actors.append(actor)
         if path is not None:
             actor("open", os.fspath(path), **{"writable": True, **options})
+        if attach:
+            actor("attach")
         return actor
 
     def kill_all(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from typing_extensions import Self
 
 import libhamiregion
 from libhamiregion.agent import Task
@@ -73,7 +72,7 @@ class Events(list[Event]):
         return [each for each in self if each.event == event]
 
 
-class OtherWriter:
+class OtherWriter(contextlib.AbstractContextManager):
     """A process that calls itself what it is told, and maps regions for writing until it ends."""
 
     def __init__(
@@ -120,9 +119,6 @@ class OtherWriter:
         self.process.wait(PATIENCE_S)
         self.process.stdin.close()
         self.process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

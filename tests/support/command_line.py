@@ -18,8 +18,6 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from typing_extensions import Self
-
 from libhamiregion.cli.verbs import hamiregion
 from support.answers import check_answer
 from support.wait import PATIENCE_S
@@ -102,6 +100,13 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return checked(with_notes(*arguments))
 
 
+def refused(*arguments: str, code: int = 2) -> str:
+    """What `hamiregion ARGUMENTS` says as it ends with this code and without an answer."""
+    answer = call(*arguments)
+    assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
+    return answer.stderr
+
+
 def with_notes(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What it does, with its notes about processes elsewhere."""
     before = sys.argv
@@ -133,7 +138,7 @@ def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.P
     )
 
 
-class Terminal:
+class Terminal(contextlib.AbstractContextManager):
     """`hamiregion ARGUMENTS` on a terminal of its own; `screen` is all that it wrote to it."""
 
     def __init__(
@@ -197,9 +202,6 @@ class Terminal:
             return False
         self.written += chunk
         return bool(chunk)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from libhamiregion.doctor import Finding, FindingKind, Repair, examine, repair
 from libhamiregion.node import Node, NvmlSampler, Observer
-from support.node_scene import GIB, GPU, NodeScene
+from support.containers import Container
+from support.node_scene import GIB, GPU, NodeScene, SceneContainer
 from support.wait import eventually
 
 # Long enough to look twice.
@@ -21,6 +22,11 @@ class DoctorNode(NodeScene):
         super().__init__(directory, memory_limits=[8 * GIB], uuids=[GPU])
         # Other tests run at the same time, with regions of their own.
         self.node = Node(self.root, outside=outside, **options)
+
+    def started(self, **options: Any) -> tuple[SceneContainer, Container]:
+        """A container, and its process that uses the region."""
+        place = self.container()
+        return place, place.start(**options)
 
     def findings(
         self, *, sampler: NvmlSampler | None = None, **options: Any

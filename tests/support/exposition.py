@@ -8,6 +8,7 @@ from prometheus_client import parser
 
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node
+from support.node_scene import NodeScene
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -75,6 +76,9 @@ def scrape(exporter: NodeExporter) -> Exposition:
     return parsed(exporter.render())
 
 
-def exported(node: Node, **options: Any) -> Exposition:
-    """All samples of the first scrape of a node, without the doctor's."""
-    return scrape(exporter_of(node, **options))
+def exported(what: Node | NodeScene, **options: Any) -> Exposition:
+    """All samples of the first scrape of a node or a scene, without the doctor's."""
+    if isinstance(what, NodeScene):
+        with what.open() as node:
+            return exported(node, **options)
+    return scrape(exporter_of(what, **options))

@@ -95,48 +95,33 @@ def identifying(scene: Scene) -> Iterator[None]:
     hami.identify(scene.path)
 
 
-def editing(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        region.edit_limits(
-            [
-                hami.LimitEdit(memory_limit="6GiB", device=0),
-                hami.LimitEdit(memory_limit="3GiB", device=1),
-            ]
-        )
+def of_region(act: Callable[[hami.Region], object]) -> Operation:
+    """An operation of a region that is open already."""
+
+    def run(scene: Scene) -> Iterator[None]:
+        with hami.open_region(scene.path, writable=True) as region:
+            yield
+            act(region)
+
+    return run
 
 
-def locking(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        with region.lock():
-            pass
+def edit(region: hami.Region) -> None:
+    limits = ("6GiB", "3GiB")
+    region.edit_limits(
+        [hami.LimitEdit(memory_limit=each, device=n) for n, each in enumerate(limits)]
+    )
 
 
-def attaching(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        with region.attach() as slot:
-            slot.charge(1, 1)
-            slot.release(1, 1)
+def lock(region: hami.Region) -> None:
+    with region.lock():
+        pass
 
 
-def reaping(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        region.reap()
-
-
-def repairing(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        region.repair_slots()
-
-
-def recovering(scene: Scene) -> Iterator[None]:
-    with hami.open_region(scene.path, writable=True) as region:
-        yield
-        region.recover_lock(watch_s=0)
+def attach(region: hami.Region) -> None:
+    with region.attach() as slot:
+        slot.charge(1, 1)
+        slot.release(1, 1)
 
 
 def reading_a_set(scene: Scene) -> Iterator[None]:
@@ -198,12 +183,12 @@ OPERATIONS: dict[str, Operation] = {
     "open_region": opening,
     "create_region": creating,
     "identify": identifying,
-    "edit_limits": editing,
-    "lock": locking,
-    "attach": attaching,
-    "reap": reaping,
-    "repair_slots": repairing,
-    "recover_lock": recovering,
+    "edit_limits": of_region(edit),
+    "lock": of_region(lock),
+    "attach": of_region(attach),
+    "reap": of_region(hami.Region.reap),
+    "repair_slots": of_region(hami.Region.repair_slots),
+    "recover_lock": of_region(lambda region: region.recover_lock(watch_s=0)),
     "RegionSet.read": reading_a_set,
     "Node.refresh": looking_at_a_node,
     "ProcessTable.refresh": looking_at_processes,

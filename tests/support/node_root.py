@@ -81,6 +81,12 @@ def refresh(node: Node) -> bool:
     return has_changed
 
 
+def refreshed(node: Node) -> Container:
+    """Its one container after a refresh, which has a region that can be read."""
+    refresh(node)
+    return opened(node)
+
+
 def settle(*directories: Path) -> None:
     """Wait until a change of the directories would show in their times."""
     probe = directories[0].parent / "clock"

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Node, NodeNames
 from support.containers import Container
@@ -147,7 +145,7 @@ class SceneContainer(RegionFile):
             each.end()
 
 
-class NodeScene:
+class NodeScene(contextlib.AbstractContextManager):
     """The directories of a node, and the containers in them; a context manager.
 
     Args:
@@ -221,9 +219,6 @@ class NodeScene:
     def close(self) -> None:
         for each in self.containers:
             each.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

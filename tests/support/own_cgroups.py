@@ -36,11 +36,13 @@ needs_cgroups = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def cgroup_of_pod(pod_uid: str, container_id: str, *, qos: str = "") -> Iterator[Path]:
-    """A cgroup as kubelet's cgroupfs driver makes it for a container; removed at the end.
+def cgroup_of_pod(
+    pod_uid: str, container_id: str, *host_pids: int, qos: str = ""
+) -> Iterator[Path]:
+    """A cgroup as kubelet's cgroupfs driver makes it for a container, with these processes.
 
-    It does not stand where a kubelet of this machine would look for its own. Processes that are
-    left in it go back to the tests' own cgroup.
+    It is removed at the end. It does not stand where a kubelet of this machine would look for its
+    own. Processes that are left in it go back to the tests' own cgroup.
     """
     own = _own_cgroup()
     if own is None:
@@ -48,6 +50,8 @@ def cgroup_of_pod(pod_uid: str, container_id: str, *, qos: str = "") -> Iterator
     top = own / f"hamiregion-tests-{uuid.uuid4().hex[:8]}"
     made = top / "kubepods" / qos / f"pod{pod_uid}" / container_id
     made.mkdir(parents=True)
+    for host_pid in host_pids:
+        (made / "cgroup.procs").write_text(str(host_pid))
 
     def is_removed() -> bool:
         for pid in (made / "cgroup.procs").read_text().split():

@@ -70,6 +70,12 @@ def memory(region: SceneContainer) -> list[int]:
     return region.limits()["memory"][:2]
 
 
+def memory_after(watcher: PlanReconciler, region: SceneContainer) -> list[int]:
+    """The limits of a region after a pass."""
+    watcher.run()
+    return memory(region)
+
+
 class Changing:
     """A source that says what it is told."""
 

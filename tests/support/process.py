@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from support.wait import PATIENCE_S, eventually
 
 Finished = subprocess.CompletedProcess[str]
@@ -70,7 +68,7 @@ class Stranger:
         return False
 
 
-class Program:
+class Program(contextlib.AbstractContextManager):
     """A running program; a context manager that kills it if it is still running.
 
     Args:
@@ -127,9 +125,6 @@ class Program:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the program does not end:\n{self.log}") from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:

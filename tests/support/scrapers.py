@@ -37,7 +37,7 @@ class Reply:
         return self.body.decode()
 
 
-class Scraper:
+class Scraper(contextlib.AbstractContextManager):
     """A client that keeps its connection, as Prometheus does."""
 
     def __init__(self, url: str, context: ssl.SSLContext | None = None) -> None:
@@ -70,9 +70,6 @@ class Scraper:
 
     def close(self) -> None:
         self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
