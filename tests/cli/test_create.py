@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.command_line import call, on_terminal, run
+from support.command_line import call, on_terminal, refused, run
 
 import libhamiregion as hami
 
@@ -92,8 +92,7 @@ def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_
     there.write_bytes(b"mine")
     for path in (there, tmp_path / "none" / "new.cache"):
         for dry in ((), ("--dry-run",)):
-            answer = call("create", str(path), *dry)
-            assert answer.returncode == 1
-            assert str(path.parent) in answer.stderr
-            assert answer.stderr.count("\n") == 1
+            said = refused("create", str(path), *dry, code=1)
+            assert str(path.parent) in said
+            assert said.count("\n") == 1
     assert there.read_bytes() == b"mine"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import call, on_terminal, run
+from support.command_line import call, on_terminal, refused, run
 from support.node_scene import SceneContainer
 from support.plan_scene import PlanScene
 from support.process import finished
@@ -65,9 +65,8 @@ def test_get_of_one_device_by_index_or_uuid(path):
         (found,) = json.loads(answer.stdout)["devices"]
         assert found["index"] == index
     for device in ("GPU-none", "2", "1" * 5000):
-        answer = call("limits", "get", path, "--device", device)
-        assert (answer.returncode, answer.stdout) == (2, "")
-        assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in answer.stderr
+        said = refused("limits", "get", path, "--device", device)
+        assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in said
 
 
 # ---- set ----------------------------------------------------------------------------------------
@@ -121,10 +120,9 @@ def test_a_limit_below_usage_is_refused_unless_forced(path):
         slot.charge(0, 5 * GIB)
         lower = ("limits", "set", path, "--device", "0", "--memory", "3GiB")
         for more in ((), ("--dry-run",), ("--sm", "10")):
-            answer = call(*lower, *more)
-            assert (answer.returncode, answer.stdout) == (3, "")
-            assert "device 0 uses 5 GiB" in answer.stderr
-            assert "; --force sets it all the same" in answer.stderr
+            said = refused(*lower, *more, code=3)
+            assert "device 0 uses 5 GiB" in said
+            assert "; --force sets it all the same" in said
             assert (memory_limits(path), sm_limits(path)) == ((8 * GIB, 4 * GIB), (50, None))
         assert call(*lower, "--force").returncode == 0
     assert memory_limits(path) == (3 * GIB, 4 * GIB)
@@ -211,9 +209,7 @@ def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_p
 
 def test_a_limit_below_16_mib_needs_force(path):
     tiny = ("limits", "set", path, "--device", "0", "--memory", "8KiB")
-    answer = call(*tiny)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert "'8KiB' is below 16 MiB, less than CUDA needs; --force sets it" in answer.stderr
+    assert "'8KiB' is below 16 MiB, less than CUDA needs; --force sets it" in refused(*tiny)
     assert memory_limits(path) == (8 * GIB, 4 * GIB)
     for words in ((*tiny, "--force"), ("limits", "set", path, "--force", *tiny[3:])):
         assert call(*words).returncode == 0
@@ -222,11 +218,10 @@ def test_a_limit_below_16_mib_needs_force(path):
 
 def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path):
     for words, value in ((("--memory", "6GiB"), "6GiB"), (("--memory", "unlimited"), "unlimited")):
-        answer = call("limits", "set", path, *words)
-        assert (answer.returncode, answer.stdout) == (2, "")
+        said = refused("limits", "set", path, *words)
         command = f"  hamiregion limits set {path} --memory {value} --"
-        assert f"{command}device " in answer.stderr
-        assert f"{command}all-devices\n" in answer.stderr
+        assert f"{command}device " in said
+        assert f"{command}all-devices\n" in said
         assert memory_limits(path) == (8 * GIB, 4 * GIB)
     assert call("limits", "set", path, "--sm", "60").returncode == 2
     for words in (
@@ -256,9 +251,8 @@ def test_the_undo_that_is_printed_takes_an_edit_back(path):
 def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path):
     with unchanged(path):
         for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
-            answer = call("limits", "set", path, "--device", "5", *arguments)
-            assert answer.returncode == 2
-            assert f"has no device 5, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
+            said = refused("limits", "set", path, "--device", "5", *arguments)
+            assert f"has no device 5, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in said
     forced = call("limits", "set", path, "--device", "5", "--sm", "10", "--force", "--json")
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 

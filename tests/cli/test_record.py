@@ -15,7 +15,7 @@ import pytest
 from fake_nvml.driver import STATE
 from fake_nvml.scenes import CARD, GPU
 from support.answers import check_answer
-from support.command_line import call, start
+from support.command_line import call, refused, start
 from support.containers import needs_namespaces
 from support.node_fixtures import node_scene
 from support.node_scene import GIB, NodeScene
@@ -23,7 +23,6 @@ from support.own_cgroups import needs_cgroups
 from support.process import finished
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
-from typing_extensions import Self
 
 from libhamiregion.report import Recording, RecordingWriter
 
@@ -38,7 +37,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "node.db"
 
 
-class Recorded:
+class Recorded(contextlib.AbstractContextManager):
     """`hamiregion record` in a process, and the objects that it writes."""
 
     def __init__(self, scene: NodeScene, path: Path, *more: str) -> None:
@@ -64,9 +63,6 @@ class Recorded:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
@@ -115,9 +111,8 @@ def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(sc
                     recording.next()
             # Readers need not be kept out.
             assert call("report", "--from", str(path), "--since", "1h").returncode == 0
-            second = call("record", "--to", str(path), "--root", str(scene.root), "--once")
-            assert second.returncode == 1
-            assert second.stderr == f"Error: '{path}' is in use by another recorder\n"
+            said = refused("record", "--to", str(path), "--root", str(scene.root), "--once", code=1)
+            assert said == f"Error: '{path}' is in use by another recorder\n"
             assert recording.end(end) == code
             assert {each["allocations"] for each in recording.seen} == {1}
         # Not before its end: reading must keep up with the looks.

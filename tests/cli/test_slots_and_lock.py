@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.actors import Actor
-from support.command_line import call
+from support.command_line import call, refused
 from support.region_file import RegionFile, unchanged
 from support.slot_bytes import attached
 
@@ -74,11 +74,10 @@ def test_suspend_and_resume(path, user):
 
 def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path):
     for verb in VERBS:
-        answer = call(verb, path, "4194303")
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert answer.stderr.startswith("Error: ")
-        assert "4194303" in answer.stderr
-        assert "; `hamiregion show FILE` lists them" in answer.stderr
+        said = refused(verb, path, "4194303", code=1)
+        assert said.startswith("Error: ")
+        assert "4194303" in said
+        assert "; `hamiregion show FILE` lists them" in said
         for pid in ("0", "x", "2147483648"):
             assert call(verb, path, pid).returncode == 2
 
@@ -125,10 +124,7 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path, holder):
     assert status.stdout.startswith(f"held by pid {holder.pid} ({sys.executable} ")
     assert status.stdout.endswith("), which is alive\n")
     assert "lock         tool\n" in call("show", path).stdout
-    recover = call("lock", "recover", path)
-    assert recover.returncode == 3
-    assert recover.stdout == ""
-    assert "live" in recover.stderr
+    assert "live" in refused("lock", "recover", path, code=3)
     assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
     holder("unlock")
     assert call("lock", "status", path).stdout == "free\n"

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.command_line import call
+from support.command_line import refused
 
 from libhamiregion import create_region, open_region
 
@@ -122,11 +122,10 @@ def test_a_wrong_command_ends_with_one_line_in_the_command_lines_terms(command, 
     code = COMMANDS[command]
     # Read only, and all the same of no node but the test's own.
     place_of_it = ["--root", "node"] if command.startswith("limits diff ") else []
-    answer = call(*shlex.split(command), *place_of_it)
-    assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
+    said = refused(*shlex.split(command), *place_of_it, code=code)
     # The command line's language, not Python's.
-    assert not re.search(r"\w=(True|False|None)\b|\w\(\)|\bNone\b", answer.stderr), answer.stderr
-    *before, said = answer.stderr.splitlines()
+    assert not re.search(r"\w=(True|False|None)\b|\w\(\)|\bNone\b", said), said
+    *before, said = said.splitlines()
     assert all(len(line) <= MOST_CHARACTERS for line in (*before, said))
     if before[:1] == ["Error: the plan cannot be used"]:
         # A line per problem, as compilers have them.
