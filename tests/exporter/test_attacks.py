@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.exporter_process import ExporterProcess
-from support.exposition import WITHOUT_DOCTOR, parsed
+from support.exposition import exported, parsed
 from support.node_scene import NodeScene
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 
 from libhamiregion import Layout, create_region
-from libhamiregion.exporter import NodeExporter
 
 MIB = 1 << 20
 UUIDS = [f"GPU-{device:08}-0000-0000-0000-000000000000" for device in range(DEVICES)]
@@ -60,9 +59,8 @@ def highest_while_scraped(files: NodeScene, *arguments: str) -> tuple[int, bytes
     ("containers", "most_mib"), [(15, 45), pytest.param(60, 100, marks=pytest.mark.slow)]
 )
 def test_containers_with_full_tables_take_no_memory_for_each_slot(
-    tmp_path, full_region, containers, most_mib
+    files, full_region, containers, most_mib
 ):
-    files = NodeScene(tmp_path)
     for number in range(containers):
         shutil.copy(
             full_region,
@@ -89,9 +87,8 @@ scene.kept = [mmap.mmap(os.open(path, os.O_RDWR), 0) for path in paths]
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
 def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
-    tmp_path, full_region, actor
+    tmp_path, files, full_region, actor
 ):
-    files = NodeScene(tmp_path)
     own = [tmp_path / f"own-{number}.cache" for number in range(16)]
     for path in own:
         shutil.copy(full_region, path)
@@ -100,15 +97,12 @@ def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
     assert highest < 100 * MIB
 
 
-def test_utilisation_above_100_is_the_sum_of_the_processes(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_utilisation_above_100_is_the_sum_of_the_processes(files, actor):
     path = files.container(uuids=UUIDS[:1]).path
     for sm in (80, 90):
-        one = actor(path)
-        one("attach")
+        one = actor(path, attach=True)
         one("region.set_utilization", one.pid, 0, sm=sm)
-    with files.open() as node:
-        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+    found = exported(files)
     assert found.value("hami_container_device_utilization_ratio") == 170
     ratios = found.series("hamiregion_process_sm_utilization_ratio").values()
     assert sorted(ratios) == [0.8, 0.9]

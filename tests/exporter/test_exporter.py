@@ -135,8 +135,7 @@ def test_names_that_are_learned_later_take_the_place_of_the_uid(files, exporter)
     assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
 
 
-def test_nothing_is_kept_of_containers_that_are_gone(tmp_path):
-    files = NodeScene(tmp_path)
+def test_nothing_is_kept_of_containers_that_are_gone(files):
     path = files.container(uuids=[UUID]).path
     files.container(pod="stays", uuids=[UUID])
     with files.open() as node:
@@ -171,8 +170,7 @@ def test_the_dead_are_told_by_what_they_still_count(files, exporter, actor, monk
     assert scrape(exporter).value("hamiregion_device_memory_dead_bytes") == 0
 
 
-def test_a_left_over_of_a_deleted_pod_has_no_figures(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_a_left_over_of_a_deleted_pod_has_no_figures(files, actor):
     gone = files.container(pod="gone", uuids=[UUID]).path
     idle = files.container(pod="idle", uuids=[UUID]).path
     used = files.container(pod="used", uuids=[UUID]).path
@@ -249,8 +247,7 @@ def test_readiness_goes_with_the_roots(tmp_path, files, exporter):
         assert str(tmp_path / "none*") in str(exporter.not_ready())
 
 
-def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(tmp_path, caplog):
-    files = NodeScene(tmp_path)
+def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(tmp_path, files, caplog):
     files.container(uuids=[UUID])
     proc = tmp_path / "proc"
     with caplog.at_level("INFO"), Node(files.root, proc=proc) as node:
@@ -274,8 +271,7 @@ def test_a_failure_is_counted_each_time_and_logged_when_it_begins_and_ends(tmp_p
     assert sum("recovered" in each for each in told) == 2
 
 
-def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_path):
-    files = NodeScene(tmp_path)
+def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(files):
     files.container(uuids=[UUID])
     with files.open() as node:
         found = parsed(exporter_of(node, collectors=()).render())

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.node_scene import NodeScene
 
 from libhamiregion.exporter import FAMILIES, NodeExporter
 
@@ -95,8 +94,7 @@ def test_the_documentation_lists_exactly_these_families_with_their_labels_and_he
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
-def test_promtool_finds_nothing_wrong_with_our_own_names_nor_with_the_monitors(tmp_path):
-    files = NodeScene(tmp_path)
+def test_promtool_finds_nothing_wrong_with_our_own_names_nor_with_the_monitors(files):
     files.golden("1.2-many-processes")
     files.container("waiting", region=False)
     with files.open() as node:

@@ -4,8 +4,7 @@ import os
 import random
 
 import pytest
-from support.exposition import exporter_of, parsed
-from support.node_scene import NodeScene
+from support.exposition import exported, exporter_of, parsed
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.slot_bytes import attached
 
@@ -38,9 +37,8 @@ def test_1024_invented_processes_get_no_series_of_their_own(files, exporter):
 
 
 def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
-    tmp_path, actor, monkeypatch
+    files, actor, monkeypatch
 ):
-    files = NodeScene(tmp_path)
     path = files.container(uuids=["GPU-a", "GPU-b"]).path
     actors = [actor(path) for _ in range(5)]
     for number, each in enumerate(actors):
@@ -97,12 +95,10 @@ def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_su
     assert found.value("hami_vgpu_memory_used_bytes") == 6 << 20
 
 
-def test_one_uuid_on_all_devices_makes_no_series_twice(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_one_uuid_on_all_devices_makes_no_series_twice(files, actor):
     path = files.container(uuids=[UUID] * DEVICES, memory_limits=["1GiB"] * DEVICES).path
     actor(path)("attach")
-    with files.open() as node:
-        found = parsed(exporter_of(node, legacy=True).render())
+    found = exported(files, legacy=True)
     for name in (
         "hami_vgpu_memory_used_bytes",
         "vGPU_device_memory_usage_in_bytes",
@@ -132,8 +128,7 @@ def test_hostile_directory_names_are_one_printable_line_each(files, exporter):
     assert all(name.isprintable() for name in shown)
 
 
-def test_values_of_all_ones_are_numbers_like_any_other(tmp_path):
-    files = NodeScene(tmp_path)
+def test_values_of_all_ones_are_numbers_like_any_other(files):
     file = files.container(uuids=[UUID])
     most = 2**64 - 1
     file.add_process(os.getpid())
@@ -152,8 +147,7 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path):
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
 
 
-def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path):
-    files = NodeScene(tmp_path)
+def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(files):
     bad = files.golden("1.2-many-processes")
     files.container("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])
     file = RegionFile(bad.path, bad.layout)

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
-from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import eventually
@@ -142,8 +141,7 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(brow
         eventually(lambda: shows(page, "whisper-0") and not shows(page, "host PID"))
 
 
-def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(tmp_path, monkeypatch):
-    files = NodeScene(tmp_path)
+def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(files, monkeypatch):
     files.container()
     made: list[object] = []
     written = overview.page_html
@@ -196,8 +194,7 @@ def test_whatever_an_address_asks_for_a_page_comes(url, query):
 
 
 @needs_chromium
-def test_hostile_names_stay_text(browser, tmp_path):
-    files = NodeScene(tmp_path)
+def test_hostile_names_stay_text(browser, files):
     for number in range(3):
         name = f"{HOSTILE}\x1b[2J\u202e{number}".replace("/", "_")
         path = files.container(name, pod=None, region=False).directory / "usage.cache"
@@ -223,8 +220,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
 @pytest.mark.slow(keep=1)
 @needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])
-def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(browser, tmp_path, count):
-    files = NodeScene(tmp_path)
+def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(browser, files, count):
     for number in range(count):
         files.container(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])
     with (

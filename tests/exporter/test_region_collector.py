@@ -33,9 +33,8 @@ MOVING = {
 
 
 @pytest.fixture
-def exporter(tmp_path, fake_driver) -> Iterator[NodeExporter]:
+def exporter(files, fake_driver) -> Iterator[NodeExporter]:
     """A node with all that can be shown without processes: goldens, a gap, GPUs, MIG, an agent."""
-    files = NodeScene(tmp_path)
     for name in SHOWN:
         files.golden(name)
     files.container("waiting", region=False)

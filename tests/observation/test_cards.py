@@ -27,12 +27,11 @@ def sums(scene: NodeScene, sampler: NvmlSampler | None) -> dict[str | None, Card
         return cards(Observer(node, sampler=sampler).observe())
 
 
-def test_limits_are_summed_up_and_unlimited_is_the_whole_card(tmp_path, fake_driver, nvml_sampler):
-    scene = NodeScene(tmp_path)
-    scene.container("a", uuids=[GPU, OTHER], memory_limits=["6GiB", None], sm_limits=[30, None])
-    scene.container("b", uuids=[GPU], memory_limits=["80GiB"], sm_limits=[60])
+def test_limits_are_summed_up_and_unlimited_is_the_whole_card(files, fake_driver, nvml_sampler):
+    files.container("a", uuids=[GPU, OTHER], memory_limits=["6GiB", None], sm_limits=[30, None])
+    files.container("b", uuids=[GPU], memory_limits=["80GiB"], sm_limits=[60])
     fake_driver.play(CARD, SECOND)
-    found = sums(scene, nvml_sampler)
+    found = sums(files, nvml_sampler)
     assert list(found) == [GPU, OTHER]
     first, second = found.values()
     assert (first.devices, first.memory_limits_bytes, first.sm_limits_percent) == (2, 86 * GIB, 90)
@@ -41,37 +40,34 @@ def test_limits_are_summed_up_and_unlimited_is_the_whole_card(tmp_path, fake_dri
     assert not second.is_overcommitted
 
 
-def test_a_mig_device_is_a_card_of_its_own(tmp_path, fake_driver, nvml_sampler):
-    scene = NodeScene(tmp_path)
-    scene.container("a", uuids=[MIG_A], memory_limits=["1GiB"])
+def test_a_mig_device_is_a_card_of_its_own(files, fake_driver, nvml_sampler):
+    files.container("a", uuids=[MIG_A], memory_limits=["1GiB"])
     fake_driver.play(CARD, *MIG)
-    found = sums(scene, nvml_sampler)
+    found = sums(files, nvml_sampler)
     assert list(found) == [GPU, MIG_A, MIG_B]
     assert (found[MIG_A].index, found[MIG_A].devices, found[MIG_B].devices) == (1, 1, 0)
 
 
-def test_devices_whose_card_is_not_known_are_counted_apart(tmp_path, fake_driver, nvml_sampler):
-    scene = NodeScene(tmp_path)
-    scene.container("a", uuids=[OTHER], memory_limits=["1GiB"])
-    scene.container("b", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
+def test_devices_whose_card_is_not_known_are_counted_apart(files, fake_driver, nvml_sampler):
+    files.container("a", uuids=[OTHER], memory_limits=["1GiB"])
+    files.container("b", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
     fake_driver.play(CARD)
-    found = sums(scene, nvml_sampler)
+    found = sums(files, nvml_sampler)
     assert (found[GPU].devices, found[None].devices) == (0, 2)
     assert (found[None].memory_limits_bytes, found[None].sm_limits_percent) == (3 * GIB, 120)
-    scene.container("c", uuids=(), memory_limits=[None], sm_limits=[10])
-    assert sums(scene, None)[None].memory_limits_bytes is None
+    files.container("c", uuids=(), memory_limits=[None], sm_limits=[10])
+    assert sums(files, None)[None].memory_limits_bytes is None
 
 
 def test_kubelet_knows_the_card_that_a_region_does_not_name_yet(
-    tmp_path, fake_driver, nvml_sampler
+    tmp_path, files, fake_driver, nvml_sampler
 ):
-    scene = NodeScene(tmp_path)
-    new = scene.container("new", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
+    new = files.container("new", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
     response = answer({"NVIDIA_VISIBLE_DEVICES": GPU, "CUDA_DEVICE_MEMORY_LIMIT_0": "2048m"})
     path = tmp_path / "checkpoint"
     path.write_text(checkpoint(given(new.pod_uid, "new", "nvidia.com/gpu", [], response)))
     fake_driver.play(CARD)
-    with scene.open(allocations=path) as node:
+    with files.open(allocations=path) as node:
         found = cards(Observer(node, sampler=nvml_sampler).observe())
     assert list(found) == [GPU]
     assert (found[GPU].memory_limits_bytes, found[GPU].sm_limits_percent) == (2 * GIB, 20)
@@ -102,11 +98,10 @@ def test_containers_without_a_region_count_as_kubelet_has_noted(variables, limit
     assert cards(attrs.evolve(observation, left=left))["GPU-a"].devices == 0
 
 
-def test_the_exporter_has_the_sums_by_gpu(tmp_path, fake_driver, nvml_sampler):
-    scene = NodeScene(tmp_path)
-    scene.container("a", uuids=[GPU], memory_limits=["6GiB"], sm_limits=[30])
+def test_the_exporter_has_the_sums_by_gpu(files, fake_driver, nvml_sampler):
+    files.container("a", uuids=[GPU], memory_limits=["6GiB"], sm_limits=[30])
     fake_driver.play(CARD)
-    with scene.open() as node:
+    with files.open() as node:
         found = parsed(NodeExporter(node, sampler=nvml_sampler, max_age_s=0.0).render())
     name = "hamiregion_gpu_"
     assert found.value(f"{name}memory_limits_bytes", device_uuid=GPU) == 6 * GIB
@@ -131,13 +126,12 @@ def refused(
 
 
 @pytest.fixture
-def pair(tmp_path, fake_driver) -> NodeScene:
+def pair(files, fake_driver) -> NodeScene:
     """Two containers with 30 GiB each on a GPU of 80 GiB."""
     fake_driver.play(CARD)
-    scene = NodeScene(tmp_path)
     for name in "ab":
-        scene.container(name, uuids=[GPU], memory_limits=["30GiB"])
-    return scene
+        files.container(name, uuids=[GPU], memory_limits=["30GiB"])
+    return files
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
 """The join by columns."""
 
-from collections.abc import Iterator
-
-import pytest
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
-from support.node_scene import NodeScene
 from support.observing import with_older_sample
 
 from libhamiregion.node import Observer
@@ -13,12 +9,6 @@ from libhamiregion.observation.pairing import NO_ROW
 from libhamiregion.observation.rows import Join
 
 pytestmark = needs_namespaces
-
-
-@pytest.fixture
-def node(tmp_path) -> Iterator[NodeScene]:
-    with NodeScene(tmp_path) as made:
-        yield made
 
 
 def memory(join: Join) -> dict[tuple[int, str], int | None]:
@@ -32,10 +22,10 @@ def memory(join: Join) -> dict[tuple[int, str], int | None]:
     }
 
 
-def test_each_process_has_the_drivers_figure_on_each_device(node, fake_driver, nvml_sampler):
-    pod = node.container(uuids=[GPU, OTHER])
+def test_each_process_has_the_drivers_figure_on_each_device(files, fake_driver, nvml_sampler):
+    pod = files.container(uuids=[GPU, OTHER])
     _, host_pid = pod.attach()
-    with node.open() as opened:
+    with files.open() as opened:
         observer = Observer(opened, sampler=nvml_sampler)
         fake_driver.play(CARD, SECOND, f"process 0 compute {host_pid} {300 * MIB}")
         first = Join(observer.observe())
@@ -56,11 +46,11 @@ def test_each_process_has_the_drivers_figure_on_each_device(node, fake_driver, n
         assert {pid for pid, _ in memory(fifth)} == {host_pid, other_pid}
 
 
-def test_a_process_younger_than_the_sample_has_no_figure(node, fake_driver, nvml_sampler):
-    pod = node.container(uuids=[GPU])
+def test_a_process_younger_than_the_sample_has_no_figure(files, fake_driver, nvml_sampler):
+    pod = files.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    with node.open() as opened:
+    with files.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
         assert memory(Join(with_older_sample(seen))) == {(host_pid, GPU): None}
         # The lists are the same.
@@ -68,12 +58,12 @@ def test_a_process_younger_than_the_sample_has_no_figure(node, fake_driver, nvml
 
 
 def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
-    node, fake_driver, nvml_sampler
+    files, fake_driver, nvml_sampler
 ):
-    pod = node.container(uuids=[GPU, GPU])
+    pod = files.container(uuids=[GPU, GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    with node.open() as opened:
+    with files.open() as opened:
         sums = Join(Observer(opened, sampler=nvml_sampler).observe()).device_sums(
             "memory_used_bytes"
         )

@@ -2,7 +2,7 @@
 
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -31,19 +31,13 @@ pytestmark = needs_namespaces
 
 
 @pytest.fixture
-def node(tmp_path) -> Iterator[NodeScene]:
-    with NodeScene(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def played(node, fake_driver, nvml_sampler) -> Callable[..., tuple[NodeProcess, ...]]:
+def played(files, fake_driver, nvml_sampler) -> Callable[..., tuple[NodeProcess, ...]]:
     """Has the driver play a scene if one is given, looks at the node, and joins."""
 
     def played(*scene: str, **options: Any) -> tuple[NodeProcess, ...]:
         if scene:
             fake_driver.play(*scene)
-        return looked(node, nvml_sampler, **options)
+        return looked(files, nvml_sampler, **options)
 
     return played
 
@@ -102,10 +96,10 @@ def driver_bytes(row: NodeProcess) -> list[int | None]:
 # ---- Processes with a slot ----------------------------------------------------------------------
 
 
-def test_each_slot_has_the_figures_of_its_own_process_and_device(node, fake_driver, nvml_sampler):
+def test_each_slot_has_the_figures_of_its_own_process_and_device(files, fake_driver, nvml_sampler):
     """Two containers with the same pids inside and each other's host pids in their regions."""
-    first = node.container("a", uuids=[OTHER, GPU])
-    second = node.container("b", uuids=[GPU])
+    first = files.container("a", uuids=[OTHER, GPU])
+    second = files.container("b", uuids=[GPU])
     pids = []
     for each in (first, second):
         pid, host_pid = each.attach()
@@ -123,7 +117,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(node, fake_driv
         f"sample 0 {one} 100 61 22 3 4",
         f"process 0 compute {two} {700 * MIB}",
     )
-    with node.open() as opened:
+    with files.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
         rows = by_host_pid(node_processes(seen))
         process = seen.processes.get(one)
@@ -148,16 +142,16 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(node, fake_driv
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-def test_utilisation_is_unknown_where_the_layout_has_none(node, layout):
-    pod = node.container(layout=layout, uuids=[GPU])
+def test_utilisation_is_unknown_where_the_layout_has_none(files, layout):
+    pod = files.container(layout=layout, uuids=[GPU])
     pod.add_process(4_000_000, {0: MIB})
-    (row,) = looked(node, None)
+    (row,) = looked(files, None)
     assert row.devices[0].sm_util_percent == (0 if layout.has_utilization else None)
     assert row.devices[0].memory_used_bytes == MIB
 
 
-def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(node, played):
-    pod = node.container(uuids=[GPU])
+def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(files, played):
+    pod = files.container(uuids=[GPU])
     pid, _ = pod.attach()
     pod.put("slot_status", 2)
     pod.inside.tell("kill", pid)
@@ -167,8 +161,8 @@ def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(node, p
     assert driver_bytes(row) == [None]
 
 
-def test_a_mig_device_is_matched_by_its_own_uuid(node, played):
-    pod = node.container(uuids=[MIG_B])
+def test_a_mig_device_is_matched_by_its_own_uuid(files, played):
+    pod = files.container(uuids=[MIG_B])
     _, host_pid = pod.attach()
     (row, *_) = played(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
     (device,) = row.devices
@@ -176,8 +170,8 @@ def test_a_mig_device_is_matched_by_its_own_uuid(node, played):
     assert device.driver_sm_percent is None, "no driver tells it of a MIG device"
 
 
-def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(node, played):
-    pod = node.container(uuids=[GPU])
+def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(files, played):
+    pod = files.container(uuids=[GPU])
     _, host_pid = pod.attach()
     (row,) = played(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
     known, unknown = row.devices
@@ -186,9 +180,9 @@ def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(node, played):
     assert (unknown.memory_driver_bytes, unknown.driver_index) == (80 * MIB, 1)
 
 
-def test_what_a_region_repeats_is_counted_once(node, played):
+def test_what_a_region_repeats_is_counted_once(files, played):
     """A thousand slots of one pid, and one uuid twice, do not multiply the driver's figures."""
-    pod = node.container(uuids=[GPU, GPU])
+    pod = files.container(uuids=[GPU, GPU])
     pid, host_pid = pod.attach()
     for slot in range(1, 200):
         pod.put("slot_pid", pid, slot=slot)
@@ -205,9 +199,9 @@ def test_what_a_region_repeats_is_counted_once(node, played):
 
 
 def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
-    node, played, fake_driver
+    files, played, fake_driver
 ):
-    pod = node.container(uuids=[OTHER, GPU])
+    pod = files.container(uuids=[OTHER, GPU])
     pod.inside.tell("attach", pod.path)
     _, child = pod.inside.child("fork")
     first, second = played(CARD)
@@ -230,9 +224,9 @@ def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
 
 
 @needs_cgroups
-def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(node, played):
+def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(files, played):
     """As a shell over SSH has, or what became another program."""
-    pod, other = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
+    pod, other = files.container("a", uuids=[GPU]), files.container("b", uuids=[GPU])
     _, inside = pod.attach()
     _, shell = pod.inside.child("spawn")
     execed, became = pod.attach()
@@ -259,9 +253,9 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(n
 
 
 @needs_cgroups
-def test_a_region_of_ones_own_making_does_not_hide_an_escape(node, played, region_file):
+def test_a_region_of_ones_own_making_does_not_hide_an_escape(files, played, region_file):
     """A slot in a second region, outside the roots, limits nothing."""
-    pod = node.container("a", uuids=[GPU])
+    pod = files.container("a", uuids=[GPU])
     _, inside = pod.attach()
     pod.move(inside)
     own = region_file(uuids=[GPU])
@@ -284,16 +278,16 @@ def test_a_region_of_ones_own_making_does_not_hide_an_escape(node, played, regio
 
 @needs_cgroups
 def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
-    node, fake_driver, nvml_sampler, region_file
+    files, fake_driver, nvml_sampler, region_file
 ):
-    pod = node.container("a", region=False)
+    pod = files.container("a", region=False)
     own, inside = region_file(uuids=[GPU]), pod.directory / "usage.cache"
     (pid, both), (other_pid, astray) = pod.inside.child("spawn"), pod.inside.child("spawn")
     for each, host_pid in ((pid, both), (other_pid, astray)):
         pod.inside.tell(f"@{each}", "attach", own.path)
         pod.move(host_pid)
     fake_driver.play(CARD, *(f"process 0 compute {each} {MIB}" for each in (both, astray)))
-    with node.open(outside=True) as opened:
+    with files.open(outside=True) as opened:
         observer = Observer(opened, sampler=nvml_sampler)
 
         def rows() -> set[tuple[int | None, bool, str, tuple[int | None, ...]]]:
@@ -314,15 +308,15 @@ def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
 
 
 @needs_cgroups
-def test_without_any_slot_alive_the_pod_tells_the_container(node, played, bystander):
-    pod = node.container("a", uuids=[GPU])
+def test_without_any_slot_alive_the_pod_tells_the_container(files, played, bystander):
+    pod = files.container("a", uuids=[GPU])
     pod.move(bystander)
     (row,) = played(CARD, f"process 0 compute {bystander} {MIB}")
     assert (row.state, row.host_pid) == ("escaped", bystander)
     assert row.container.name == "a"
 
     # Two that it can be: it has escaped from one of them.
-    second = node.container("b", uuids=[GPU], pod_uid=pod.pod_uid)
+    second = files.container("b", uuids=[GPU], pod_uid=pod.pod_uid)
     (row,) = played()
     assert (row.state, row.container) == ("escaped", None)
     assert (row.owner.pod_uid, row.owner.name) == (pod.pod_uid, None)
@@ -337,9 +331,9 @@ def test_without_any_slot_alive_the_pod_tells_the_container(node, played, bystan
 
 @needs_cgroups
 def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read_is_unknown(
-    node, played, bystander
+    files, played, bystander
 ):
-    pod = node.container("whole-gpu", region=False)
+    pod = files.container("whole-gpu", region=False)
     pod.move(bystander)
     (row,) = played(CARD, f"process 0 compute {bystander} {MIB}")
     assert row.state == "unmanaged"
@@ -351,8 +345,8 @@ def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read
 
 
 @needs_cgroups
-def test_another_container_of_the_pod_is_not_managed(node, played, bystander):
-    pod = node.container("a", uuids=[GPU])
+def test_another_container_of_the_pod_is_not_managed(files, played, bystander):
+    pod = files.container("a", uuids=[GPU])
     _, inside = pod.attach()
     pod.move(inside)
     sidecar = uuid.uuid4().hex * 2
@@ -364,9 +358,9 @@ def test_another_container_of_the_pod_is_not_managed(node, played, bystander):
 
 
 def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
-    node, played, bystander
+    files, played, bystander
 ):
-    pod = node.container(uuids=[GPU])
+    pod = files.container(uuids=[GPU])
     _, inside = pod.attach()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -390,9 +384,9 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
     assert (row.state, row.process, driver_bytes(row)) == ("gone", None, [10 * MIB])
 
 
-def test_who_may_stand_in_a_slot_has_not_escaped(node, played):
+def test_who_may_stand_in_a_slot_has_not_escaped(files, played):
     """Two processes fit one slot; which of them it is stays open, and so does what they are."""
-    users, strangers = node.container("a", uuids=[GPU]), node.container("b", uuids=[GPU])
+    users, strangers = files.container("a", uuids=[GPU]), files.container("b", uuids=[GPU])
     users.inside.tell("attach", users.path)
     strangers.inside.tell("map", users.path)
     pids = sorted([users.inside.host_pid, strangers.inside.host_pid])
@@ -405,11 +399,11 @@ def test_who_may_stand_in_a_slot_has_not_escaped(node, played):
 # ---- Where the driver's pids prove nothing ------------------------------------------------------
 
 
-def test_without_a_driver_everything_else_is_there(node, fake_driver, nvml_sampler):
-    pod = node.container(uuids=[GPU])
+def test_without_a_driver_everything_else_is_there(files, fake_driver, nvml_sampler):
+    pod = files.container(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.unload()
-    with node.open() as opened:
+    with files.open() as opened:
         seen = Observer(opened).observe()
         for sample in (None, nvml_sampler.sample()):
             (row,) = node_processes(attrs.evolve(seen, sample=sample))
@@ -419,19 +413,19 @@ def test_without_a_driver_everything_else_is_there(node, fake_driver, nvml_sampl
         assert driver_gap(opened.processes, None) == "the driver was not asked"
 
 
-def test_figures_for_pids_of_another_namespace_are_not_taken(node, fake_driver):
+def test_figures_for_pids_of_another_namespace_are_not_taken(files, fake_driver):
     """Neither if the driver translates pids for us, nor if the /proc is a container's."""
-    pod = node.container(uuids=[GPU])
+    pod = files.container(uuids=[GPU])
     pid, host_pid = pod.attach()
     listed = (f"process 0 compute {each} {MIB}" for each in (pid, host_pid))
     fake_driver.play(CARD, *listed)
     with NvmlSampler(fake_driver.library, host_namespace=False) as sampler:
-        (row,) = looked(node, sampler)
+        (row,) = looked(files, sampler)
         assert driver_bytes(row) == [None]
     inner_proc = f"/proc/{pod.inside.host_pid}/root/proc"
     with (
         NvmlSampler(fake_driver.library, host_namespace=True) as sampler,
-        node.open(proc=inner_proc) as opened,
+        files.open(proc=inner_proc) as opened,
     ):
         seen = Observer(opened, sampler=sampler).observe()
         (row,) = node_processes(seen)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exposition import Exposition, exporter_of, parsed, pod_of
+from support.exposition import Exposition, exported, exporter_of, parsed, pod_of
 from support.golden_regions import NAMES, GoldenRegion
 from support.node_scene import NodeScene
 from support.region_file import RegionFile
@@ -174,14 +174,12 @@ def test_the_build_info_names_this_program_and_has_no_zone(served):
     assert served.exposition.value("hami_build_info") == 1
 
 
-def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path):
-    files = NodeScene(tmp_path)
+def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(files):
     golden = files.golden("1.2-many-processes")
     file = RegionFile(golden.path, golden.layout)
     file.put("slot_status", 0, slot=1)
     gone = golden.expected["processes"][1]["devices"]
-    with files.open() as node:
-        found = parsed(exporter_of(node, legacy=True).render())
+    found = exported(files, legacy=True)
     for device in (0, 1):
         at = {"vdevice_index": str(device)}
         enforced = golden.expected["device_used"][device]
@@ -198,8 +196,7 @@ def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path):
 
 
 @pytest.mark.parametrize("ahead_s", [3600, -100])
-def test_a_kernel_of_the_future_was_just_now(tmp_path, ahead_s):
-    files = NodeScene(tmp_path)
+def test_a_kernel_of_the_future_was_just_now(files, ahead_s):
     golden = files.golden("1.2-one-process")
     last_s = int(time.time()) + ahead_s
     RegionFile(golden.path, golden.layout).put("last_kernel_time", last_s)
@@ -213,8 +210,7 @@ def test_a_kernel_of_the_future_was_just_now(tmp_path, ahead_s):
     assert all(least <= value <= most for value in values)
 
 
-def test_a_first_launch_makes_a_series_appear(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_first_launch_makes_a_series_appear(files):
     file = files.container(uuids=["GPU-a"])
     file.put("last_kernel_time", 0)
     with files.open() as node:
@@ -224,8 +220,7 @@ def test_a_first_launch_makes_a_series_appear(tmp_path):
         assert parsed(exporter.render()).value("hami_container_last_kernel_elapsed_seconds") == 0
 
 
-def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_device_without_a_uuid_has_no_series_until_it_has_one(files):
     file = files.container(memory_limits=["1GiB", "2GiB"])
     with files.open() as node:
         exporter = exporter_of(node)
@@ -238,9 +233,8 @@ def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path):
         assert found.value("hami_vgpu_memory_limit_bytes", device_uuid="GPU-late") == 2 << 30
 
 
-def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uuid(tmp_path):
+def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uuid(files):
     """As a region stands whose processes have not said yet which devices there are."""
-    files = NodeScene(tmp_path)
     path = files.container(memory_limits=["8GiB", "4GiB"], sm_limits=[50]).path
     with open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 2 << 30)
@@ -258,23 +252,20 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
             assert not {each for each in found.names if each.startswith("hami_vgpu")}
     named = files.container(pod="named", memory_limits=["1GiB"], uuids=["GPU-1"]).path
     assert named.exists()
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = exported(files)
     assert found.labels("hami_vgpu_memory_limit_bytes")["device_uuid"] == "GPU-1"
     counted = found.series("hamiregion_device_memory_counted_bytes")
     assert {dict(each)["device_uuid"] for each in counted} == {"", "GPU-1"}
 
 
-def test_refusals_are_shown_of_regions_whose_programs_count_them(tmp_path):
-    files = NodeScene(tmp_path)
+def test_refusals_are_shown_of_regions_whose_programs_count_them(files):
     for name, refusals in (("1.2-many-processes", b"\7" + b"\0" * 7), ("1.1-many-processes", b"")):
         golden = files.golden(name)
         at = (golden.layout.size_bytes + 15) // 8 * 8 + 8
         golden.path.write_bytes(golden.path.read_bytes().ljust(at, b"\0"))
         with golden.path.open("ab") as file:
             file.write(refusals and refusals + b"rfsd")
-    with files.open() as node:
-        shown = parsed(exporter_of(node).render())
+    shown = exported(files)
     series = shown.series("hamiregion_container_memory_refusals_total")
     assert list(series.values()) == [7]
     assert dict(*series)["pod"] == pod_of("1.2-many-processes")

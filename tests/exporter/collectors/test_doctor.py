@@ -6,7 +6,6 @@ import time
 import pytest
 from support.exposition import parsed
 from support.lock_bytes import NOBODY
-from support.node_scene import NodeScene
 from support.region_file import RegionFile
 from support.slot_bytes import at_work, move_last_into
 from support.wait import PATIENCE_S, eventually
@@ -19,8 +18,7 @@ from libhamiregion.node.node_lock import LockUse, NodeLock
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
 
-def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(tmp_path):
-    files = NodeScene(tmp_path)
+def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(files):
     files.container(uuids=UUIDS, sm_limits=[50, 50])
     with files.open() as node:
         found = parsed(NodeExporter(node).render())
@@ -34,8 +32,7 @@ def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(tmp_
     assert time.time() - 60 < diagnosed_s <= time.time()
 
 
-def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_dead_process_that_counts_is_a_finding_of_its_container(files):
     files.container(pod="ill", uuids=UUIDS).add_process(NOBODY, {0: 1 << 20})
     files.container(pod="well", uuids=UUIDS)
     with files.open() as node:
@@ -51,13 +48,11 @@ def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path):
     assert labels["severity"] == kind.explanation.severity.value
 
 
-def test_what_can_pass_is_believed_when_it_is_seen_twice(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_what_can_pass_is_believed_when_it_is_seen_twice(files, actor):
     path = files.container(uuids=UUIDS).path
     kind = FindingKind.HOST_PID_WRONG
     assert kind.explanation.is_transient
-    process = actor(path)
-    process("attach")
+    actor(path, attach=True)
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
     with files.open() as node:
         exporter = NodeExporter(node, max_age_s=0)
@@ -66,12 +61,10 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(tmp_path, actor):
         assert parsed(exporter.render()).value("hamiregion_findings", kind=kind.value) == 1
 
 
-def test_an_observation_that_is_shown_twice_confirms_nothing(tmp_path, actor):
+def test_an_observation_that_is_shown_twice_confirms_nothing(files, actor):
     """As by a scrape and by the page."""
-    files = NodeScene(tmp_path)
     path = files.container(uuids=UUIDS).path
-    process = actor(path)
-    process("attach")
+    actor(path, attach=True)
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
     kind = FindingKind.HOST_PID_WRONG.value
     with files.open() as node:
@@ -82,8 +75,7 @@ def test_an_observation_that_is_shown_twice_confirms_nothing(tmp_path, actor):
             exporter.page()
 
 
-def test_an_orphaned_slot_is_told_with_what_it_froze(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_an_orphaned_slot_is_told_with_what_it_froze(files, actor):
     path = files.container(uuids=UUIDS).path
     file = RegionFile(path, Layout.V1_2)
     orphan = actor(path)
@@ -103,8 +95,7 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(tmp_path, actor):
     assert found.value(name, vdevice_index="1") == 7
 
 
-def test_limits_that_an_agent_has_switched_off_are_a_finding_once_it_has_gone(tmp_path, actor):
-    files = NodeScene(tmp_path)
+def test_limits_that_an_agent_has_switched_off_are_a_finding_once_it_has_gone(files, actor):
     paths = [
         files.container(pod=pod, uuids=UUIDS, sm_limits=[50, 50]).path for pod in ("a", "b", "c")
     ]

@@ -4,7 +4,6 @@ import threading
 
 from support.exposition import parsed
 from support.lock_bytes import hold
-from support.node_scene import NodeScene
 
 from libhamiregion.exporter import COLLECTORS
 from libhamiregion.exporter.scrape import RowTexts, Scrape
@@ -13,8 +12,7 @@ from libhamiregion.node import Node, Observer
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 
-def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_lock_that_goes_from_hand_to_hand_is_not_held(files):
     file = files.container(uuids=[UUID])
     hold(file, 1)
     has_ended = threading.Event()

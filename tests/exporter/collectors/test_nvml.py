@@ -10,7 +10,6 @@ from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.device_checkpoint import answer, checkpoint, entry
 from support.exposition import WITHOUT_DOCTOR, exported, exporter_of, parsed
-from support.node_scene import NodeScene
 from support.own_cgroups import needs_cgroups
 from support.wait import PATIENCE_S, eventually
 
@@ -32,8 +31,8 @@ def sampler(fake_driver) -> Iterator[NvmlSampler]:
         yield opened
 
 
-def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(tmp_path, fake_driver, sampler):
-    with NodeScene(tmp_path).open() as node:
+def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(files, fake_driver, sampler):
+    with files.open() as node:
         for lost in (None, OTHER):
             fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
             found = exported(node, sampler=sampler).series("hamiregion_gpu_state")
@@ -44,10 +43,9 @@ def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(tmp_path, fake_dri
             exported(node, sampler=sampler)
 
 
-def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(tmp_path, fake_driver, sampler):
+def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(files, fake_driver, sampler):
     fake_driver.play(CARD, SECOND, "sensors 0 41 187500 3 1")
-    with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler=sampler, node_name="worker-1", legacy=True)
+    found = exported(files, sampler=sampler, node_name="worker-1", legacy=True)
     legacy = {
         "nodeid": "worker-1",
         "deviceidx": "0",
@@ -80,12 +78,11 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(tmp_path, fak
     assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
 
 
-def test_gpus_have_the_families_and_labels_of_hami_210_on_request(tmp_path, fake_driver, sampler):
+def test_gpus_have_the_families_and_labels_of_hami_210_on_request(files, fake_driver, sampler):
     fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
-    with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler=sampler, node_name="worker-1", hami_version=HAMI_VERSIONS[0])
+    found = exported(files, sampler=sampler, node_name="worker-1", hami_version=HAMI_VERSIONS[0])
     for name, expected in (
         ("hami_host_gpu_memory_used_bytes", labels),
         ("hami_host_gpu_memory_controller_utilization_ratio", without_node),
@@ -95,29 +92,19 @@ def test_gpus_have_the_families_and_labels_of_hami_210_on_request(tmp_path, fake
     assert len({name for name in found.names if name.startswith("hami_host_gpu_")}) == 3
 
 
-def test_a_figure_that_a_gpu_does_not_have_is_absent(tmp_path, fake_driver, sampler):
-    fake_driver.play(
-        CARD, "error nvmlDeviceGetMemoryInfo 3", "error nvmlDeviceGetUtilizationRates 3"
-    )
-    with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler=sampler, legacy=True)
-    assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
-
-
-def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(tmp_path, fake_driver, sampler):
-    fake_driver.play(CARD, "error nvmlDeviceGetName 3")
-    with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler=sampler, legacy=True)
+@pytest.mark.parametrize("lacking", [("MemoryInfo", "UtilizationRates"), ("Name",)])
+def test_a_gpu_without_figures_or_a_name_has_no_series_and_nothing_fails(
+    files, fake_driver, sampler, lacking
+):
+    fake_driver.play(CARD, *(f"error nvmlDeviceGet{each} 3" for each in lacking))
+    found = exported(files, sampler=sampler, legacy=True)
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
     assert found.value("hamiregion_nvml_up") == 1
     assert found.value("hamiregion_errors_total", stage="processes") == 0
 
 
-def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
-    tmp_path, fake_driver, sampler
-):
+def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(files, fake_driver, sampler):
     fake_driver.play(CARD)
-    files = NodeScene(tmp_path)
     files.container(uuids=[GPU])
     with files.open() as node:
         exporter = exporter_of(node, sampler=sampler)
@@ -144,12 +131,9 @@ class HangingSampler(NvmlSampler):
         return super().sample()
 
 
-def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
-    tmp_path, fake_driver, monkeypatch
-):
+def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(files, fake_driver, monkeypatch):
     monkeypatch.setattr("libhamiregion.node.reader._DRIVER_TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
-    files = NodeScene(tmp_path)
     files.container(pod="first", uuids=[GPU])
     sampler = HangingSampler(fake_driver.library)
     with (
@@ -169,18 +153,16 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
         assert parsed(exporter.render()).value("hami_host_gpu_utilization_ratio") == 37
 
 
-def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path):
-    with NodeScene(tmp_path).open() as node:
+def test_without_a_sampler_nothing_is_said_of_the_driver(files):
+    with files.open() as node:
         exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert "hamiregion_nvml_up" not in parsed(exporter.render()).names
 
 
-def test_a_region_on_a_mig_device_is_told_with_its_instances(tmp_path, fake_driver, sampler):
+def test_a_region_on_a_mig_device_is_told_with_its_instances(files, fake_driver, sampler):
     fake_driver.play(CARD, *MIG)
-    files = NodeScene(tmp_path)
     files.container(uuids=[GPU, MIG_B])
-    with files.open() as node:
-        found = exported(node, sampler=sampler, legacy=True)
+    found = exported(files, sampler=sampler, legacy=True)
     expected = {
         "namespace": "research",
         "pod": "bert-0",
@@ -206,11 +188,10 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(tmp_path, fake_driv
     assert found.series("MigInfo") == {frozenset(legacy.items()): 1}
 
 
-def test_gpus_and_mig_devices_have_their_memory_and_model(tmp_path, fake_driver, sampler):
+def test_gpus_and_mig_devices_have_their_memory_and_model(files, fake_driver, sampler):
     fake_driver.play(CARD, *MIG)
-    with NodeScene(tmp_path).open() as node:
-        found = exported(node, sampler=sampler, hami_version=HAMI_VERSIONS[0])
-        devices = sampler.sample().devices
+    found = exported(files, sampler=sampler, hami_version=HAMI_VERSIONS[0])
+    devices = sampler.sample().devices
     name = "hamiregion_gpu_memory_total_bytes"
     wanted = {each.uuid: each for one in devices for each in (one, *one.mig_devices)}
     labels = [dict(each) for each in found.series(name)]

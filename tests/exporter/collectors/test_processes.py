@@ -23,8 +23,7 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(files, fake_driver, 
         f"process 0 compute {other_host_pid} {60 * MIB}",
         f"sample 0 {host_pid} 100 61 22 3 4",
     )
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     at = {"vdevice_index": "0", "device_uuid": GPU, "pod": "bert-0"}
     own = {**at, "pid": str(pid), "host_pid": str(host_pid)}
     assert found.value("hamiregion_process_memory_used_bytes", **own) == 100 * MIB
@@ -70,8 +69,7 @@ def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed
     memory[3] = f"process 0 compute {host_pids[3]} unavailable"
     samples = [f"sample 0 {pid} 100 {10 + at} 0 0 0" for at, pid in enumerate(host_pids[:3])]
     fake_driver.play(CARD, SECOND, *memory, *samples)
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     name = "hamiregion_process_memory_driver_bytes"
     assert found.value(name, host_pid=str(host_pids[0]), device_uuid=GPU) == MIB
     # What the driver does not tell of one of them is not in the sum, and takes nothing from it.
@@ -95,8 +93,7 @@ def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
     fake_driver.play(
         CARD, f"process 0 compute {known} {MIB}", f"process 0 compute {unknown} unavailable"
     )
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     assert len(found.series("hamiregion_process_memory_driver_bytes")) == 1
     assert "hamiregion_device_memory_driver_bytes" not in found.names
 
@@ -111,8 +108,7 @@ def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out
     files.container(pod="bert-0", uuids=[GPU, OTHER])
     one.move(bystander)
     fake_driver.play(CARD, SECOND, f"process 0 compute {bystander} {700 * MIB}")
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     name = "hamiregion_device_memory_driver_bytes"
     assert found.series(name, pod="two-0", device_uuid=GPU) == {}
     assert found.value(name, pod="bert-0", device_uuid=GPU) == 0

@@ -33,8 +33,7 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
         f"process 1 graphics {bystander} {40 * MIB}",
         f"sample 1 {alone} 100 50 0 11 7",
     )
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
     assert len(found.series(name)) == 3
     expected = {
@@ -74,14 +73,13 @@ def test_too_many_of_them_are_summed_up_per_gpu(
     lines = [f"process 0 compute {pid} {MIB}" for pid in (*children, bystander)]
     fake_driver.play(CARD, *lines)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
-    with files.open() as opened:
-        monkeypatch.setattr(unaccounted, "MAX_PAIRS", 2)
-        found = exported(opened, sampler=nvml_sampler)
-        assert len(found.series(name)) == 2 + 1 + 1
-        assert found.value(name, host_pid="other") == 2 * MIB
-        assert found.labels(name, host_pid="other")["device_uuid"] == GPU
-        assert found.value(name, host_pid=str(bystander)) == MIB
-        assert sum(found.series(name).values()) == 5 * MIB
+    monkeypatch.setattr(unaccounted, "MAX_PAIRS", 2)
+    found = exported(files, sampler=nvml_sampler)
+    assert len(found.series(name)) == 2 + 1 + 1
+    assert found.value(name, host_pid="other") == 2 * MIB
+    assert found.labels(name, host_pid="other")["device_uuid"] == GPU
+    assert found.value(name, host_pid=str(bystander)) == MIB
+    assert sum(found.series(name).values()) == 5 * MIB
 
 
 @needs_namespaces
@@ -98,8 +96,7 @@ def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
         f"process 0 compute {host_pid} {MIB}",
         f"process 1 compute {host_pid} {2 * MIB}",
     )
-    with files.open() as opened:
-        found = exported(opened, sampler=nvml_sampler)
+    found = exported(files, sampler=nvml_sampler)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
     labels = found.labels(name)
     assert (labels["state"], labels["pod"]) == ("other_device", "bert-0")
