@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.node_scene import GIB, SceneContainer
 from support.plan_scene import GPUS, plan_nodes, plan_scene
-from support.plan_watching import FIVE, SIX, kept_on, memory, set_plan, watches
+from support.plan_watching import FIVE, SIX, kept_on, memory, memory_after, set_plan, watches
 
 from libhamiregion import create_region
 from libhamiregion.node import Node
@@ -33,8 +33,7 @@ def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
 ):
     region = scene.container()
     watcher = kept_on(scene, watch, SIX)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     assert events.kinds() == ["plan_loaded", "changed"]
     changed = events.of("changed")[0]
     assert changed.message.endswith(
@@ -55,8 +54,7 @@ def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(sce
     watcher = kept_on(scene, watch, SIX)
     for _ in range(20):
         region.put("limit", 7 * GIB, device=1)
-        watcher.run()
-        assert memory(region) == [6 * GIB, 6 * GIB]
+        assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     drifts = [each for each in events.of("changed") if each.detail["cause"] == "drift"]
     assert len(drifts) == 5  # the 1st, 2nd, 4th, 8th and 16th
     assert "device 1: memory limit 7 GiB -> 6 GiB (changed by others)" in drifts[0].message
@@ -66,19 +64,16 @@ def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(sce
 def test_containers_come_restart_and_go(scene, watch, events, node):
     watcher = kept_on(scene, watch, SIX)
     region = scene.container()
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     region.path.unlink()
     watcher.run()
     assert events.of("skipped")[0].detail["reason"] == "no_region"
     create_region(region.path, memory_limits=("3GiB",))
-    watcher.run()
-    assert memory(region) == [6 * GIB, 0]
+    assert memory_after(watcher, region) == [6 * GIB, 0]
     assert {each.detail["cause"] for each in events.of("changed")} == {"plan"}
     # What was there before is what the new region had.
     set_plan(scene)
-    watcher.run()
-    assert memory(region) == [3 * GIB, 0]
+    assert memory_after(watcher, region) == [3 * GIB, 0]
     set_plan(scene, SIX)
     watcher.run()
     region.path.unlink()
@@ -95,11 +90,9 @@ def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
     region.path.unlink()
     create_region(region.path, memory_limits=("4GiB", "6GiB"))
     watcher.run()
-    watcher.run()
-    assert memory(region) == [2 * GIB, 3 * GIB]
+    assert memory_after(watcher, region) == [2 * GIB, 3 * GIB]
     set_plan(scene)
-    watcher.run()
-    assert memory(region) == [4 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [4 * GIB, 6 * GIB]
 
 
 def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(scene, watch):
@@ -112,8 +105,7 @@ def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(scen
     create_region(new, memory_limits=("6GiB", "6GiB"), uuids=GPUS)
     new.rename(region.path)
     set_plan(scene)
-    watch().run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watch(), region) == [6 * GIB, 6 * GIB]
 
 
 # ---- what was there before --------------------------------------------------------------
@@ -125,8 +117,7 @@ def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(scene, watch, ev
     before = region.content()
     first = kept_on(scene, watch, SIX, "{select: {}, set: {sm_limit: 20, priority: 0}}")
     set_plan(scene, FIVE)
-    first.run()
-    assert memory(region) == [5 * GIB, 5 * GIB]
+    assert memory_after(first, region) == [5 * GIB, 5 * GIB]
     assert (region.limits()["sm"][:2], region.limits()["priority"]) == ([50, 100], 1)
     first.stop()
     set_plan(scene)
@@ -144,8 +135,7 @@ def test_what_was_there_before_a_container_reported_its_devices_goes_back(scene,
     region.put("device_num", 1)
     region.put("uuids", GPUS[0].encode().ljust(96, b"\0"))
     set_plan(scene, FIVE)
-    watcher.run()
-    assert memory(region) == [5 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [5 * GIB, 6 * GIB]
     set_plan(scene)
     for _ in range(3):
         watcher.run()
@@ -158,8 +148,7 @@ def test_what_somebody_else_has_set_since_is_not_taken_back(scene, watch):
     watcher = kept_on(scene, watch, SIX)
     region.put("limit", 7 * GIB, device=1)
     set_plan(scene)
-    watcher.run()
-    assert memory(region) == [8 * GIB, 7 * GIB]
+    assert memory_after(watcher, region) == [8 * GIB, 7 * GIB]
 
 
 def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(scene, watch, events):
@@ -168,12 +157,10 @@ def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(scene, w
     for _ in range(2):
         watcher = watch()
         watcher.run()
-        watcher.run()
-        assert memory(region) == [4 * GIB, 2 * GIB]
+        assert memory_after(watcher, region) == [4 * GIB, 2 * GIB]
         watcher.stop()
     region.put("limit", 7 * GIB)
-    watch().run()
-    assert memory(region) == [4 * GIB, 2 * GIB]
+    assert memory_after(watch(), region) == [4 * GIB, 2 * GIB]
     assert events.of("changed")[-1].detail["cause"] == "plan"
 
 
@@ -182,12 +169,10 @@ def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(scene, watch, 
     set_plan(scene, "{select: {}, set: {memory_limit: 50%}, only_if: {memory_limit: 8GiB}}")
     watcher = watch()
     for _ in range(3):
-        watcher.run()
-        assert memory(region) == [4 * GIB, 4 * GIB]
+        assert memory_after(watcher, region) == [4 * GIB, 4 * GIB]
     assert (len(events.of("changed")), len(events.of("skipped"))) == (1, 1)
     region.put("limit", 7 * GIB)
-    watcher.run()
-    assert memory(region) == [7 * GIB, 4 * GIB]
+    assert memory_after(watcher, region) == [7 * GIB, 4 * GIB]
 
 
 def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(scene, watch):
@@ -199,8 +184,7 @@ def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(scene, wat
     )
     watcher = watch()
     for _ in range(3):
-        watcher.run()
-        assert memory(region) == [3 * GIB, 2 * GIB]
+        assert memory_after(watcher, region) == [3 * GIB, 2 * GIB]
 
 
 def test_the_undo_plan_of_a_watch_restores_everything(scene, watch, node):
@@ -245,14 +229,12 @@ def test_a_refusal_is_reported_once_and_ends_when_its_reason_does(scene, watch, 
     watcher = watch()
     for used in (7, 7.1, 7.2, 7.3):
         put_used(region, slot, int(used * GIB))
-        watcher.run()
-    assert memory(region) == [8 * GIB, 4 * GIB]
+        assert memory_after(watcher, region) == [8 * GIB, 4 * GIB]
     (refused,) = events.of("refused")
     assert "device 0 uses 7 GiB" in refused.message
     assert watcher.counters()["plan_refusals"] == 1
     put_used(region, slot, GIB)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     assert events.of("changed")[0].detail["cause"] == "plan"
 
 
@@ -303,8 +285,7 @@ def test_what_was_there_goes_back_also_after_an_edit_that_was_not_made(
     assert events.kinds()[-1] == how
     assert memory(region) == [6 * GIB, 6 * GIB]
     set_plan(scene)
-    watcher.run()
-    assert memory(region) == [8 * GIB, 4 * GIB]
+    assert memory_after(watcher, region) == [8 * GIB, 4 * GIB]
     # What somebody else has set meanwhile is theirs.
     assert region.limits()["sm"][:2] == [50 if how == "failed" else 77, 100]
 
@@ -323,8 +304,7 @@ def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
         patch.setattr(Node, "open", refuse)
         watcher.run()
     watcher.run()
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     assert [each.detail["cause"] for each in events.of("changed")] == ["plan"]
     assert watcher.counters()["plan_drifts"] == 0
 

@@ -3,7 +3,7 @@
 import pytest
 from support.node_scene import GIB
 from support.plan_scene import plan, plan_nodes, plan_scene, plan_yaml
-from support.plan_watching import FIVE, SIX, Changing, aged, memory, set_plan, watches
+from support.plan_watching import FIVE, SIX, Changing, aged, memory, memory_after, set_plan, watches
 
 from libhamiregion.plan import LimitPlan, PlanFile
 from libhamiregion.plan.reconcile import SourceReading
@@ -28,16 +28,14 @@ def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(scene, wat
         assert said in events.of("problem")[-1].message
     assert memory(region) == [8 * GIB, 4 * GIB]
     set_plan(scene, SIX)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     aged(path, "kind: {")
     for _ in range(3):
         watcher.run()
     assert len(events.of("problem")) == 3
     assert events.of("problem")[-1].detail["about"] == printable(str(path), 100)
     region.put("limit", GIB)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     set_plan(scene, FIVE)
     watcher.run()
     assert len(events.of("solved")) == 2
@@ -67,22 +65,20 @@ def test_the_swap_of_a_config_map_is_a_new_plan(scene, watch):
     publish("..2026_1", plan_yaml(SIX))
     (volume / "plan.yaml").symlink_to("..data/plan.yaml")
     watcher = watch(PlanFile(volume / "plan.yaml"))
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [6 * GIB, 6 * GIB]
     publish("..2026_2", plan_yaml(FIVE))
-    watcher.run()
-    assert memory(region) == [5 * GIB, 5 * GIB]
+    assert memory_after(watcher, region) == [5 * GIB, 5 * GIB]
 
 
 def test_several_sources_are_one_plan_in_their_order(scene, watch):
     region = scene.container()
     waiting = Changing(None)
     watcher = watch(Changing(plan(SIX)), waiting)
-    watcher.run()
-    assert memory(region) == [8 * GIB, 4 * GIB], "nothing is known of one of them yet"
+    assert memory_after(watcher, region) == [8 * GIB, 4 * GIB], (
+        "nothing is known of one of them yet"
+    )
     waiting.reading = SourceReading(plan("{select: {device: 1}, set: {memory_limit: 1GiB}}"))
-    watcher.run()
-    assert memory(region) == [6 * GIB, GIB]
+    assert memory_after(watcher, region) == [6 * GIB, GIB]
     in_force = watcher.plan
     watcher.run()
     assert watcher.plan is in_force
@@ -95,10 +91,8 @@ def test_a_held_pod_is_neither_set_nor_given_back(scene, watch):
     watcher.run()
     region.put("limit", 7 * GIB)
     source.reading = SourceReading(LimitPlan(), held=frozenset({region.pod_uid}))
-    watcher.run()
-    assert memory(region) == [7 * GIB, 6 * GIB]
+    assert memory_after(watcher, region) == [7 * GIB, 6 * GIB]
     source.reading = SourceReading(LimitPlan())
-    watcher.run()
-    assert memory(region) == [7 * GIB, 4 * GIB]
+    assert memory_after(watcher, region) == [7 * GIB, 4 * GIB]
     watcher.stop()
     assert source.closed
