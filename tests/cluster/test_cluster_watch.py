@@ -1,5 +1,6 @@
 """Annotations of pods, watched at a real API server that restarts, forgets and refuses."""
 
+import contextlib
 import re
 import threading
 import time
@@ -10,11 +11,10 @@ import pytest
 from api_server import RBAC, Cluster, accounts_path, pod, pods_path
 from support.node_scene import GIB
 from support.plan_scene import PlanScene
+from support.plan_watching import kept_by_annotations
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import Observer
-from libhamiregion.plan import KubernetesError, NodePods, PlanReconciler, PodAnnotations
+from libhamiregion.plan import KubernetesError, NodePods, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0
@@ -63,16 +63,14 @@ def node(request) -> str:
 def watch(cluster, node, tmp_path) -> Iterator[Callable[..., Watched]]:
     """Makes watches of the node's pods, with an account of their own, and closes them."""
     token = cluster.watcher(cluster.namespace(node))
-    made: list[Watched] = []
+    with contextlib.ExitStack() as made:
 
-    def watch(**options: Any) -> Watched:
-        config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
-        made.append(Watched(WatchedPods(node, kubeconfig=config, **options)))
-        return made[-1]
+        def watch(**options: Any) -> Watched:
+            config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+            watched = Watched(WatchedPods(node, kubeconfig=config, **options))
+            return made.enter_context(contextlib.closing(watched))
 
-    yield watch
-    for each in made:
-        each.close()
+        yield watch
 
 
 def limit(pods: PodAnnotations, name: str = "bert-0") -> int | None:
@@ -95,26 +93,18 @@ def test_an_annotation_reaches_its_region(cluster, node, watch, tmp_path, figure
     scene = PlanScene(tmp_path)
     region = scene.container(pod_uid=uid)
     pods = watch()
-    with scene.node() as there:
-        keeper = PlanKeeper(PlanReconciler(there, [pods], scene.state))
-        keeper.interval_s = 3600.0
-        runner = TaskRunner(Observer(there), [keeper])
-        pods.pods.start()
-        runner.start()
-        taken = []
-        try:
-            eventually(lambda: pods.read().plan is not None, PATIENCE_S)
-            for number in range(2, 12):
-                # Not at the heels of the one before.
-                time.sleep(0.3)
-                began = time.monotonic()
-                cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
-                eventually(lambda: region.get("limit") == number * GIB, PATIENCE_S)  # noqa: B023
-                taken.append(time.monotonic() - began)
-            cluster.annotate(node, "bert-0", {MEMORY: None})
-            eventually(lambda: region.get("limit") == 8 * GIB, PATIENCE_S)
-        finally:
-            runner.stop()
+    taken = []
+    with kept_by_annotations(scene, pods):
+        eventually(lambda: pods.read().plan is not None, PATIENCE_S)
+        for number in range(2, 12):
+            # Not at the heels of the one before.
+            time.sleep(0.3)
+            began = time.monotonic()
+            cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
+            eventually(lambda: region.get("limit") == number * GIB, PATIENCE_S)  # noqa: B023
+            taken.append(time.monotonic() - began)
+        cluster.annotate(node, "bert-0", {MEMORY: None})
+        eventually(lambda: region.get("limit") == 8 * GIB, PATIENCE_S)
     figure("from the request that annotates a pod to its region, median", sorted(taken)[5])
     figure("the same, the slowest of ten", max(taken))
 

@@ -1,5 +1,6 @@
 """Evidence about regions: a container that answers slowly hides no one's region but its own."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,10 +78,8 @@ def regions(region_file) -> Iterator[list[Region]]:
     for file, alive in zip(files, ALIVE.values(), strict=True):
         for pid in (*alive, DEAD):
             file.add_process(pid, {0: 640})
-    opened = [open_region(file, writable=True) for file in files]
-    yield opened
-    for each in opened:
-        each.close()
+    with contextlib.ExitStack() as opened:
+        yield [opened.enter_context(open_region(file, writable=True)) for file in files]
 
 
 def can_judge(region: Region, found: dict[Region, Evidence]) -> bool:

@@ -1,5 +1,6 @@
 """Calls that never return cost their timeout once, and hold up nobody else."""
 
+import contextlib
 import os
 import threading
 import time
@@ -32,15 +33,8 @@ class Pipe:
 
 @pytest.fixture
 def pipes() -> Iterator[Callable[[], Pipe]]:
-    made: list[Pipe] = []
-
-    def make() -> Pipe:
-        made.append(Pipe())
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with contextlib.ExitStack() as made:
+        yield lambda: made.enter_context(contextlib.closing(Pipe()))
 
 
 @pytest.fixture

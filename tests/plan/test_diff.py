@@ -1,5 +1,6 @@
 """What a plan would change on a node of real regions, and what it leaves alone, and why."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -26,15 +27,12 @@ scene = pytest.fixture(plan_scene)
 @pytest.fixture
 def compare(scene) -> Iterator[Compare]:
     """Compares the scene as it is with rules."""
-    nodes: list[Node] = []
+    with contextlib.ExitStack() as nodes:
 
-    def compare(*rules: str, **options: bool) -> PlanDiff:
-        nodes.append(scene.node())
-        return diff_plan(nodes[-1], plan(*rules), **options)
+        def compare(*rules: str, **options: bool) -> PlanDiff:
+            return diff_plan(nodes.enter_context(scene.node()), plan(*rules), **options)
 
-    yield compare
-    for node in nodes:
-        node.close()
+        yield compare
 
 
 def edits(diff: ContainerDiff) -> list[tuple[str, int | None, int | None, int | None]]:

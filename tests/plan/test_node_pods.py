@@ -1,5 +1,6 @@
 """The list and the watch of a node's pods, at a server that does what the newest ones do."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,16 +26,13 @@ Watch = Callable[..., NodePods]
 @pytest.fixture
 def watch(api, tmp_path) -> Iterator[Watch]:
     """Makes watches of node-1's pods, and closes them."""
-    made: list[NodePods] = []
+    with contextlib.ExitStack() as made:
 
-    def watch(**options: Any) -> NodePods:
-        options = {"kubeconfig": api.kubeconfig(tmp_path), "first_pause_s": 0.01, **options}
-        made.append(NodePods("node-1", **options))
-        return made[-1]
+        def watch(**options: Any) -> NodePods:
+            options = {"kubeconfig": api.kubeconfig(tmp_path), "first_pause_s": 0.01, **options}
+            return made.enter_context(contextlib.closing(NodePods("node-1", **options)))
 
-    yield watch
-    for each in made:
-        each.close()
+        yield watch
 
 
 def names(pods: NodePods) -> set[str] | None:

@@ -1,17 +1,15 @@
 """Annotations of the pods of a node, from a server that speaks the real protocol."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from support.node_scene import GIB
 from support.plan_scene import PlanScene
-from support.plan_watching import ObservedReconciler
+from support.plan_watching import ObservedReconciler, kept_by_annotations
 from support.wait import eventually
 
-from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import Observer
-from libhamiregion.plan import Limits, NodePods, PlanFile, PlanReconciler, PodAnnotations
+from libhamiregion.plan import Limits, NodePods, PlanFile, PodAnnotations
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -24,17 +22,13 @@ Watch = Callable[..., PodAnnotations]
 @pytest.fixture
 def watch(api, tmp_path) -> Iterator[Watch]:
     """Makes watches of node-1's pods by the client and a kubeconfig file, and closes them."""
-    made: list[PodAnnotations] = []
+    with contextlib.ExitStack() as made:
 
-    def watch(token: str | None = None, **options: Any) -> PodAnnotations:
-        config = api.kubeconfig(tmp_path, **({} if token is None else {"token": token}))
-        options = {"first_pause_s": 0.01, **options}
-        made.append(PodAnnotations(pods=NodePods("node-1", kubeconfig=config, **options)))
-        return made[-1]
+        def watch() -> PodAnnotations:
+            pods = NodePods("node-1", kubeconfig=api.kubeconfig(tmp_path), first_pause_s=0.01)
+            return made.enter_context(contextlib.closing(PodAnnotations(pods=pods)))
 
-    yield watch
-    for each in made:
-        each.close()
+        yield watch
 
 
 def limits(pods: PodAnnotations) -> dict[str, Limits] | None:
@@ -72,19 +66,11 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(api, 
     scene = PlanScene(tmp_path)
     region = scene.container(pod_uid=UID % 1)
     pods = watch()
-    with scene.node() as node:
-        keeper = PlanKeeper(PlanReconciler(node, [pods], scene.state))
-        keeper.interval_s = 3600.0
-        runner = TaskRunner(Observer(node), [keeper])
-        pods.pods.start()
-        runner.start()
-        try:
-            eventually(lambda: len(api.open_watches) == 1)
-            assert region.get("limit") == 8 * GIB
-            api.put("bert-0", UID % 1, SIX)
-            eventually(lambda: region.get("limit") == 6 * GIB)
-        finally:
-            runner.stop()
+    with kept_by_annotations(scene, pods):
+        eventually(lambda: len(api.open_watches) == 1)
+        assert region.get("limit") == 8 * GIB
+        api.put("bert-0", UID % 1, SIX)
+        eventually(lambda: region.get("limit") == 6 * GIB)
 
 
 # ---- as the source of a plan --------------------------------------------------------------

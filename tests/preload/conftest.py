@@ -1,7 +1,7 @@
 """GPUs of a test's own, regions on them, and programs that use them through the library."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from fake_cuda.driver import GIB, FakeGpus
@@ -50,15 +50,8 @@ def started(limited) -> Callable[..., tuple[Limited, CudaProgram]]:
 @pytest.fixture
 def bare(gpus) -> Iterator[Callable[[], CudaProgram]]:
     """A factory of programs that no library limits."""
-    made: list[CudaProgram] = []
-
-    def make() -> CudaProgram:
-        made.append(CudaProgram(gpus.environment()))
-        return made[-1]
-
-    yield make
-    for program in made:
-        program.kill()
+    with contextlib.ExitStack() as made:
+        yield lambda: made.enter_context(CudaProgram(gpus.environment()))
 
 
 @pytest.fixture
@@ -69,12 +62,7 @@ def observer(bare) -> Observer:
 @pytest.fixture
 def busy(c_programs) -> Iterator[Callable[..., BusyProgram]]:
     """A factory of busy programs; arguments are those of `BusyProgram`."""
-    made: list[BusyProgram] = []
-
-    def start(scene: Any, kernel: str, **wanted: object) -> BusyProgram:
-        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
-        return made[-1]
-
-    yield start
-    for program in made:
-        program.kill()
+    with contextlib.ExitStack() as made:
+        yield lambda scene, kernel, **wanted: made.enter_context(
+            BusyProgram(scene, c_programs, kernel, **wanted)
+        )

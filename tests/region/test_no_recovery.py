@@ -1,5 +1,6 @@
 """A lock that somebody holds, or may hold as far as anybody can tell, is never broken."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -93,16 +94,14 @@ def hidden(public_directory) -> Iterator[Callable[[int], ProcessFactory]]:
         pytest.skip(reason)
     place = public_directory / "proc"
     place.mkdir()
-    made: list[ProcessFactory] = []
+    with contextlib.ExitStack() as made:
 
-    def make(hidepid: int) -> ProcessFactory:
-        mount = f'mount -t proc -o hidepid={hidepid} proc "$0" && exec "$@"'
-        made.append(ProcessFactory("unshare", "--mount", "sh", "-c", mount, str(place)))
-        return made[-1]
+        def make(hidepid: int) -> ProcessFactory:
+            mount = f'mount -t proc -o hidepid={hidepid} proc "$0" && exec "$@"'
+            factory = ProcessFactory("unshare", "--mount", "sh", "-c", mount, str(place))
+            return made.enter_context(contextlib.closing(factory))
 
-    yield make
-    for process_factory in made:
-        process_factory.close()
+        yield make
 
 
 # A process that has changed its user may not look at itself until it is dumpable again.

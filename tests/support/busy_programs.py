@@ -1,5 +1,6 @@
 """Programs that keep fake GPUs busy, and how long the GPUs have worked."""
 
+import contextlib
 import subprocess
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
 
 
-class BusyProgram:
+class BusyProgram(contextlib.AbstractContextManager):
     """A program under a region that launches until it is killed.
 
     Args:
@@ -47,6 +48,9 @@ class BusyProgram:
         """SIGKILL it; what it has said on stderr."""
         self.process.kill()
         return self.process.communicate()[1]
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 class Observer:

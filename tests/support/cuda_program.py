@@ -1,5 +1,6 @@
 """CUDA programs that tests start, each with an environment of its own, and what they are told."""
 
+import contextlib
 import json
 import signal
 import struct
@@ -39,7 +40,7 @@ INVALID_HANDLE = 400
 NVML_NOT_FOUND = 6
 
 
-class CudaProgram:
+class CudaProgram(contextlib.AbstractContextManager):
     """One process. `call` gives codes and what was written, `do` asserts that the code is 0."""
 
     def __init__(self, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> None:
@@ -131,10 +132,12 @@ class CudaProgram:
         entries = list(struct.iter_unpack(form, bytes.fromhex(text)))[:count]
         return {pid: percent for pid, _, percent, _, _, _ in entries}
 
-    def kill(self) -> None:
+    def kill(self, *_: object) -> None:
         """SIGKILL it, and wait for its end."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
+
+    __exit__ = kill
 
     def end(self) -> str:
         """Let it end by itself, with exit status 0: what it has said on stderr."""

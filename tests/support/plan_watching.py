@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from libhamiregion.node import Node, RootsUnreadable
-from libhamiregion.plan import LimitPlan, PlanFile, PlanReconciler
+from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.node import Node, Observer, RootsUnreadable
+from libhamiregion.plan import LimitPlan, PlanFile, PlanReconciler, PodAnnotations
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
 from support.agent_tasks import Events
 from support.node_scene import SceneContainer
@@ -64,6 +65,21 @@ def kept_on(scene: PlanScene, watch: Watch, *rules: str) -> PlanReconciler:
     watcher = watch()
     watcher.run()
     return watcher
+
+
+@contextlib.contextmanager
+def kept_by_annotations(scene: PlanScene, pods: PodAnnotations) -> Iterator[None]:
+    """Meanwhile an agent keeps the scene on these, without waiting for its interval."""
+    with scene.node() as node:
+        keeper = PlanKeeper(PlanReconciler(node, [pods], scene.state))
+        keeper.interval_s = 3600.0
+        runner = TaskRunner(Observer(node), [keeper])
+        pods.pods.start()
+        runner.start()
+        try:
+            yield
+        finally:
+            runner.stop()
 
 
 def memory(region: SceneContainer) -> list[int]:
