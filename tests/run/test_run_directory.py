@@ -50,13 +50,13 @@ def rewrite(path: str, **changes: object) -> None:
     Path(path, RECORD).write_text(json.dumps(record(path) | changes))
 
 
-def ended() -> tuple[int, int]:
-    """Pid and start of a process that has ended."""
+def ended() -> dict[str, object]:
+    """Pid and start of a process that has ended, as a record has them."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     started = cleaner.start_time(process.pid)
     assert started is not None
     process.communicate()
-    return process.pid, started
+    return {"pid": process.pid, "started": started}
 
 
 # ---- the end of a run ----------------------------------------------------------------------------
@@ -122,8 +122,7 @@ def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs):
 
 def test_the_directory_of_a_dead_process_is_removed(mine):
     stale = make_run_directory(mine)
-    pid, started = ended()
-    rewrite(stale, pid=pid, started=started)
+    rewrite(stale, **ended())
     Path(stale, "region.cache").write_bytes(b"")
     Path(stale, "libcuda.so.1").symlink_to(Path(mine["XDG_RUNTIME_DIR"]) / "nowhere")
     # It takes the name that has become free.
@@ -159,8 +158,7 @@ def test_a_directory_that_is_not_proved_dead_is_left(mine, changes):
     odd."""
     first = make_run_directory(mine)
     if changes:
-        pid, started = ended()
-        rewrite(first, **({"pid": pid, "started": started} | changes))
+        rewrite(first, **(ended() | changes))
     before = record(first)
     # Not in its place, which would have become free.
     assert make_run_directory(mine) != first
@@ -176,8 +174,7 @@ def test_a_directory_from_before_the_last_boot_is_removed(mine):
 
 def test_a_directory_that_a_process_was_started_with_is_left(mine):
     stale = make_run_directory(mine)
-    pid, started = ended()
-    rewrite(stale, pid=pid, started=started)
+    rewrite(stale, **ended())
     environment = {**os.environ, REGION: f"{stale}/region.cache"}
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment)
     make_run_directory(mine)
@@ -197,8 +194,7 @@ def test_a_cuda_program_that_maps_the_region_keeps_it_and_a_monitor_does_not(
 ):
     """Monitors let go of a region when it is removed, so it must not wait for them."""
     stale = make_run_directory(mine)
-    pid, started = ended()
-    rewrite(stale, pid=pid, started=started)
+    rewrite(stale, **ended())
     hami.create_region(Path(stale, "region.cache"))
     libraries = [str(fake_libraries / "libcuda.so.1")] if cuda else []
     with subprocess.Popen(
@@ -232,8 +228,7 @@ def test_an_empty_directory_is_nobodys(mine):
 def test_a_directory_whose_record_cannot_be_read_is_left(mine, content):
     """Also beside one whose owner is dead."""
     stale, odd = make_run_directory(mine), make_run_directory(mine)
-    pid, started = ended()
-    rewrite(stale, pid=pid, started=started)
+    rewrite(stale, **ended())
     owner = Path(odd, RECORD)
     owner.unlink()
     if content is None:
@@ -249,8 +244,7 @@ def test_what_a_link_leads_to_is_not_touched(mine, tmp_path):
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     shutil.copy(next(base.iterdir()) / RECORD, target)
-    pid, started = ended()
-    rewrite(str(target), pid=pid, started=started)
+    rewrite(str(target), **ended())
     (base / "run_4711").symlink_to(target)
     make_run_directory(mine)
     assert (target / RECORD).exists()
