@@ -1,7 +1,7 @@
 """Limits that do not hold, and figures that do not agree with the driver's."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from fake_nvml.scenes import OTHER, SECOND
@@ -10,7 +10,7 @@ from support.doctor_node import DoctorNode, kinds
 from support.node_scene import GIB, GPU, SceneContainer
 from support.seen_node import seen
 
-from libhamiregion.doctor import FindingKind, diagnose
+from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.findings import confirmed
 from libhamiregion.node import NvmlSample, NvmlState
 from libhamiregion.node.node_lock import LockUse, NodeLock
@@ -31,31 +31,41 @@ def monitor() -> Iterator[Container]:
         made.end()
 
 
+@pytest.fixture
+def findings_of(doctor_node, fake_driver, nvml_sampler) -> Callable[..., tuple[Finding, ...]]:
+    """Has the driver play a scene, and the doctor look at the node."""
+
+    def findings_of(*scene: str) -> tuple[Finding, ...]:
+        fake_driver.play(*scene)
+        return doctor_node.findings(sampler=nvml_sampler)
+
+    return findings_of
+
+
 # ---- The driver ---------------------------------------------------------------------------------
 
 
-def test_driver_figures_that_agree_are_no_finding(doctor_node, fake_driver, nvml_sampler):
+def test_driver_figures_that_agree_are_no_finding(doctor_node, nvml_sampler, findings_of):
     """Within a tenth, or what contexts and modules usually take."""
     place, inside = doctor_node.started()
     pid, second = place.spawn(inside, used=3 * GIB)
     inside.tell(f"@{pid}", "charge", 300 * MIB, "context")
     place.put("slot_util.sm", 40)
-    fake_driver.play(
+    found = findings_of(
         CARD,
         f"process 0 compute {inside.host_pid} {GIB + 500 * MIB}",
         f"process 0 compute {second} {3 * GIB + 500 * MIB}",
         f"sample 0 {inside.host_pid} 100 60 0 0 0",
     )
-    assert doctor_node.findings(sampler=nvml_sampler) == ()
+    assert found == ()
     assert doctor_node.findings(sampler=nvml_sampler, settle_s=0) == ()
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_driver_memory_far_from_what_is_accounted(more, doctor_node, fake_driver, nvml_sampler):
+def test_driver_memory_far_from_what_is_accounted(more, doctor_node, findings_of):
     _, inside = doctor_node.started(used=4 * GIB)
     driver = 4 * GIB + (1 if more else -1) * 900 * MIB
-    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    (found,) = findings_of(CARD, f"process 0 compute {inside.host_pid} {driver}")
     assert (found.kind, found.device) == (FindingKind.DRIVER_MEMORY_DIFFERS, 0)
     assert found.cause == ("driver_more" if more else "driver_less")
     assert f"900 MiB {'more' if more else 'less'} than accounted" in found.evidence
@@ -64,7 +74,7 @@ def test_driver_memory_far_from_what_is_accounted(more, doctor_node, fake_driver
 
 @pytest.mark.parametrize("how", ["variable", "limit", "sum", "unlimited beside a limit"])
 def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
-    how, doctor_node, fake_driver, nvml_sampler
+    how, doctor_node, findings_of
 ):
     limit = {"limit": 90 * GIB, "sum": 60 * GIB}.get(how, 20 * GIB)
     environment = {"CUDA_OVERSUBSCRIBE": "true"} if how == "variable" else {}
@@ -73,19 +83,16 @@ def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
     )
     if how in {"sum", "unlimited beside a limit"}:
         doctor_node.container(name="serve", memory_limits=[30 * GIB if how == "sum" else None])
-    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
-    assert doctor_node.findings(sampler=nvml_sampler) == ()
+    assert findings_of(CARD, f"process 0 compute {inside.host_pid} {GIB}") == ()
     # More than accounted is a fault there too.
-    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {20 * GIB}")
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    (found,) = findings_of(CARD, f"process 0 compute {inside.host_pid} {20 * GIB}")
     assert found.cause == "driver_more"
 
 
-def test_oversubscription_is_what_libvgpu_takes_for_it(doctor_node, fake_driver, nvml_sampler):
+def test_oversubscription_is_what_libvgpu_takes_for_it(doctor_node, findings_of):
     environment = {"CUDA_OVERSUBSCRIBE": "false", "MY_CUDA_OVERSUBSCRIBE": "true"}
     inside = doctor_node.container().start(used=4 * GIB, environment=environment)
-    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    (found,) = findings_of(CARD, f"process 0 compute {inside.host_pid} {GIB}")
     assert found.cause == "driver_less"
 
 
@@ -100,23 +107,19 @@ def test_oversubscription_is_what_libvgpu_takes_for_it(doctor_node, fake_driver,
     ],
 )
 def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
-    used, limits, is_found, doctor_node, fake_driver, nvml_sampler
+    used, limits, is_found, doctor_node, findings_of
 ):
     for number, limit in enumerate(limits):
         doctor_node.container(name=f"c{number}", memory_limits=[limit])
-    fake_driver.play(CARD.replace(f" {5000 * MIB} ", f" {used * MIB} "))
-    found = doctor_node.findings(sampler=nvml_sampler)
+    found = findings_of(CARD.replace(f" {5000 * MIB} ", f" {used * MIB} "))
     assert kinds(found) == [FindingKind.GPU_OVERCOMMITTED] * is_found
     assert all(each.severity.value == "info" for each in found)
 
 
-def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
-    doctor_node, fake_driver, nvml_sampler
-):
+def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(doctor_node, findings_of):
     inside = doctor_node.container().start()
     gone = f"process 0 compute 4194303 {3 * GIB}"
-    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}", gone)
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    (found,) = findings_of(CARD, f"process 0 compute {inside.host_pid} {GIB}", gone)
     assert (found.kind, found.severity.value) == (FindingKind.PROCESS_GONE, "error")
     assert found.summary == "3 GiB on GPU 0 of 1 process that no longer exist"
     assert "pid 4194303 of the host" in found.evidence
@@ -139,14 +142,13 @@ def test_a_process_that_escapes_its_region(doctor_node, fake_driver, nvml_sample
     assert "2 GiB" in found.summary
 
 
-def test_utilisation_that_the_region_does_not_record(doctor_node, fake_driver, nvml_sampler):
+def test_utilisation_that_the_region_does_not_record(doctor_node, nvml_sampler, findings_of):
     place, inside = doctor_node.started()
-    fake_driver.play(
+    (found,) = findings_of(
         CARD,
         f"process 0 compute {inside.host_pid} {GIB}",
         f"sample 0 {inside.host_pid} 100 87 0 0 0",
     )
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.pid) == (FindingKind.UTILIZATION_NOT_RECORDED, 1)
     assert "87 %" in found.summary
     # Where the host pid is wrong, that is the reason.
@@ -154,14 +156,11 @@ def test_utilisation_that_the_region_does_not_record(doctor_node, fake_driver, n
     assert doctor_node.kinds(sampler=nvml_sampler) == [FindingKind.HOST_PID_WRONG]
 
 
-def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
-    doctor_node, fake_driver, nvml_sampler
-):
+def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(doctor_node, findings_of):
     doctor_node.container()
     doctor_node.container(uuids=[OTHER])
     for code, state in ((15, "gpu_is_lost"), (16, "reset_required"), (999, "unknown_error")):
-        fake_driver.play(CARD, SECOND, f"error nvmlDeviceGetMemoryInfo {code} 1")
-        (found,) = doctor_node.findings(sampler=nvml_sampler)
+        (found,) = findings_of(CARD, SECOND, f"error nvmlDeviceGetMemoryInfo {code} 1")
         assert (found.kind, found.cause) == (FindingKind.GPU_FAILED, state)
         assert found.summary.startswith("GPU 1 does not work")
         assert found.evidence.endswith(f"{OTHER}, in 1 region")
@@ -189,18 +188,14 @@ def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(age_s, is_found):
         ),
     ],
 )
-def test_findings_of_two_gpus_do_not_confirm_each_other(
-    doctor_node, fake_driver, nvml_sampler, kind, played
-):
-    fake_driver.play(*played)
-    first, second = doctor_node.findings(sampler=nvml_sampler)
+def test_findings_of_two_gpus_do_not_confirm_each_other(kind, played, findings_of):
+    first, second = findings_of(*played)
     assert [(each.kind, each.device) for each in (first, second)] == [(kind, 0), (kind, 1)]
     assert confirmed([first, second], {first.key}) == [first]
 
 
-def test_a_figure_of_the_driver_that_cannot_be_is_a_note(doctor_node, fake_driver, nvml_sampler):
-    fake_driver.play(CARD.replace(" 37 12 ", " 101 12 "))
-    (found,) = doctor_node.findings(sampler=nvml_sampler)
+def test_a_figure_of_the_driver_that_cannot_be_is_a_note(findings_of):
+    (found,) = findings_of(CARD.replace(" 37 12 ", " 101 12 "))
     assert (found.kind, found.cause) == (FindingKind.FIGURE_IMPOSSIBLE, "driver")
     assert (found.severity.value, found.evidence) == ("info", f"gpu_util_percent is 101 on {GPU}")
 
