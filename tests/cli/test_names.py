@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import call
+from support.command_line import asked, call
 
 from libhamiregion.cli.names import (
     Names,
@@ -128,11 +128,6 @@ def fake(tmp_path) -> Iterator[FakeNode]:
         node.add("etl-7", pod="batch", namespace="other", processes=0)
         node.add("train", pod="bert-0", namespace="research", processes=1)
         yield node
-
-
-def asked(fake: FakeNode, *words: str) -> tuple[int, str, str]:
-    answer = call(*words, "--root", str(fake.root), "--pod-logs", str(fake.pod_logs))
-    return answer.returncode, answer.stdout, answer.stderr
 
 
 def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake):

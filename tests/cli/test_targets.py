@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from support.command_line import call
+from support.command_line import asked, call
 
 import libhamiregion as hami
 from libhamiregion.testing import FakeNode
@@ -21,11 +21,6 @@ def fake(tmp_path) -> Iterator[FakeNode]:
         node.add("serve", pod="whisper-0", namespace="inference", processes=0)
         node.add("main", pod="llama-0", namespace="inference", region=False)
         yield node
-
-
-def asked(fake: FakeNode, *words: str) -> tuple[int, str, str]:
-    answer = call(*words, "--root", str(fake.root), "--pod-logs", str(fake.pod_logs))
-    return answer.returncode, answer.stdout, answer.stderr
 
 
 def limit(fake: FakeNode, at: int) -> int | None:

@@ -1,3 +1,3 @@
 """Programs within a budget, and containers, for the examples."""
 
-from support.node_fixtures import container_factory_end, runs, start  # noqa: F401
+from support.node_fixtures import container_factory_end, files, runs, start  # noqa: F401

@@ -32,8 +32,7 @@ DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_path):
-    files = NodeScene(tmp_path)
+def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(files):
     golden = files.golden("1.2-many-processes")
     command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
     with subprocess.Popen(
@@ -168,8 +167,9 @@ def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night):
     assert night.undo_plans() == 0
 
 
-def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
+    tmp_path, files
+):
     ours, touched, other = (
         files.container(pod=pod, memory_limits=["10GiB"], uuids=["GPU-1"])
         for pod in ("job-1", "job-2", "other")
@@ -211,8 +211,7 @@ def test_every_example_is_run_twice_or_serves():
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", TRIED)
-def test_an_example_runs_twice_and_says_so_where_there_is_nothing(name, tmp_path):
-    files = NodeScene(tmp_path)
+def test_an_example_runs_twice_and_says_so_where_there_is_nothing(name, tmp_path, files):
     region = add_region(files, "train", "6GiB")
     wrong = tmp_path / "nowhere"
     numbers = itertools.count()
@@ -238,8 +237,7 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(name, tmp_path
 
 
 @pytest.mark.root
-def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path):
-    files = NodeScene(tmp_path)
+def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(files):
     wedged, free = (add_region(files, name, "8GiB") for name in "ab")
     wedged.put("owner_pid", DEAD_PID)
     wedged.put("sem", 0)
@@ -251,8 +249,7 @@ def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path):
         assert not region.lock_state().held
 
 
-def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path, files):
     own = add_region(files, "main", "6GiB")
     own.add_process(7, {0: GIB})
     options = ("--bytes-per-sample", "3MiB", "--reserve", "2GiB")
@@ -288,8 +285,7 @@ def fetched(address: str, path: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_fastapi_application_serves_metrics_and_containers(tmp_path):
-    files = NodeScene(tmp_path)
+def test_a_fastapi_application_serves_metrics_and_containers(files):
     add_region(files, "train", "6GiB")
     (files.container("broken", region=False).directory / "a.cache").write_bytes(b"no region")
     with fastapi_application(files.root) as address:
@@ -344,7 +340,7 @@ def test_the_notebook_ends_with_the_error_of_a_wrong_root(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path):
+def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(files):
     path = EXAMPLES / "containers.ipynb"
     document = json.loads(path.read_text())
     assert (document["nbformat"], len({each["id"] for each in document["cells"]})) == (4, 10)
@@ -357,7 +353,6 @@ def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path):
     assert (unlimited.count("NA"), limited.count("NA")) == (2, 0), "a limit and what is free"
     assert "unlimited" in chart
     assert history.count("GiB") >= 30
-    files = NodeScene(tmp_path)
     add_region(files, "train", "6GiB")
     told = notebook(path, HOOK_PATH=str(files.root.parent))
     assert "6442450944" in told[0]

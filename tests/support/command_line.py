@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.testing import FakeNode
 from support.answers import check_answer
 from support.wait import PATIENCE_S
 
@@ -98,6 +99,12 @@ def logging_kept() -> Iterator[None]:
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What `hamiregion ARGUMENTS` does with its output in a pipe."""
     return checked(with_notes(*arguments))
+
+
+def asked(node: FakeNode, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, answer and messages of a command about a fake node."""
+    answer = call(*arguments, "--root", str(node.root), "--pod-logs", str(node.pod_logs))
+    return answer.returncode, answer.stdout, answer.stderr
 
 
 def refused(*arguments: str, code: int = 2) -> str:
