@@ -321,6 +321,9 @@ class Copy:
         )
         subprocess.run(["tar", "--extract"], cwd=root, input=archive.stdout, check=True)
         subprocess.run(["make", "--silent", ".venv/.installed"], cwd=root, check=True)
+        pip = [".venv/bin/python", "-m", "pip", "install", "--quiet", "--constraint"]
+        # For the libraries of `run`, which setup.py builds.
+        subprocess.run([*pip, "constraints.txt", "setuptools"], cwd=root, check=True)
 
     @functools.cached_property
     def _core(self) -> Core:
