@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.agent_tasks import launch, one_pass
+from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import RegionError
@@ -17,6 +18,13 @@ def writable_maps(file: RegionFile) -> int:
     """How often this process has a file mapped for writing."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return sum(str(file.path) in line and line.split()[1].startswith("rw") for line in maps)
+
+
+def marked(scene: NodeScene, value: int) -> RegionFile:
+    """The region of a new container with this launch mark."""
+    file = scene.container("a")
+    file.put("recent_kernel", value)
+    return file
 
 
 @pytest.fixture
@@ -41,8 +49,7 @@ def mark(container: Container, expected: int, wanted: int, back: int | None = No
 
 
 def test_a_value_is_set_only_where_the_observed_one_is_there(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 2)
+    file = marked(scene, 2)
     late, act = mark(seen(), 1, 0), mark(seen(), 2, 1)
     assert executor.carry_out([late, act]) == [act]
     assert file.get("recent_kernel") == 1
@@ -51,8 +58,7 @@ def test_a_value_is_set_only_where_the_observed_one_is_there(scene, executor, se
 
 
 def test_what_is_taken_back_is_the_value_before_the_first_act(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 3)
+    file = marked(scene, 3)
     container = seen()
     for before, after in ((3, 4), (4, 5)):
         executor.carry_out([mark(container, before, after, back=before)])
@@ -63,8 +69,7 @@ def test_what_is_taken_back_is_the_value_before_the_first_act(scene, executor, s
 
 
 def test_a_value_that_another_has_set_since_is_not_taken_back(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 0)
+    file = marked(scene, 0)
     executor.carry_out([mark(seen(), 0, 4, back=0)])
     file.put("recent_kernel", 7)
     ((key, kept),) = executor.kept.items()
@@ -73,8 +78,7 @@ def test_a_value_that_another_has_set_since_is_not_taken_back(scene, executor, s
 
 
 def test_a_value_that_is_to_stay_is_taken_back_and_not_written(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", -1)
+    file = marked(scene, -1)
     assert executor.carry_out([mark(seen(), -1, -1, back=0)]) == []
     assert writable_maps(file) == 0
     ((key, kept),) = executor.kept.items()
@@ -83,16 +87,14 @@ def test_a_value_that_is_to_stay_is_taken_back_and_not_written(scene, executor, 
 
 
 def test_nothing_is_written_after_the_end(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 2)
+    file = marked(scene, 2)
     executor.end(1.0)
     assert executor.carry_out([mark(seen(), 2, 1, back=2)]) == []
     assert (file.get("recent_kernel"), executor.kept) == (2, {})
 
 
 def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 9)
+    file = marked(scene, 9)
     container = seen()
     for before in (9, 8, 7):
         executor.carry_out([mark(container, before, before - 1)])
@@ -106,8 +108,7 @@ def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(scene, ex
 @pytest.mark.parametrize("is_seen", [False, True])
 def test_an_act_is_on_the_file_that_was_observed_or_on_none(scene, executor, seen, is_seen):
     """Whether the node has seen the new file or not."""
-    file = scene.container("a")
-    file.put("recent_kernel", 3)
+    file = marked(scene, 3)
     container = seen()
     executor.carry_out([mark(container, 3, 2)])
     old = file.path.with_name("old")
@@ -125,8 +126,7 @@ def test_an_act_is_on_the_file_that_was_observed_or_on_none(scene, executor, see
 
 
 def test_an_act_is_on_the_newest_file_of_a_container(scene, executor, seen):
-    older = scene.container("a")
-    older.put("recent_kernel", 3)
+    older = marked(scene, 3)
     executor.carry_out([mark(seen(), 3, 2)])
     newer = RegionFile(older.path.with_name("newer.cache"), older.layout)
     newer.path.write_bytes(older.content())
@@ -136,8 +136,7 @@ def test_an_act_is_on_the_newest_file_of_a_container(scene, executor, seen):
 
 
 def test_nothing_stays_open_of_an_act_that_fails(scene, executor, seen):
-    file = scene.container("a")
-    file.put("recent_kernel", 3)
+    file = marked(scene, 3)
     container = seen()
     executor.carry_out([mark(container, 3, 2)])
     with pytest.raises(ValueError, match="launch mark"):
