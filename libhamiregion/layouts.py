@@ -33,17 +33,17 @@ class Layout(enum.Enum):
     V1_1_POSTINIT = "1.1-postinit"
     V1_2 = "1.2"
 
-    @property
+    @functools.cached_property
     def number(self) -> int:
         """The core's number of this layout, as in the column ``layout``."""
-        return _NUMBERS[self]
+        return LAYOUTS.index(self)
 
-    @property
+    @functools.cached_property
     def size_bytes(self) -> int:
         """Bytes of the region's struct; a file of this layout is at least this long."""
         return int(lib.hr_layouts[self.number].size)
 
-    @property
+    @functools.cached_property
     def version(self) -> tuple[int, int] | None:
         """The version in the file; None if the layout has no such fields."""
         row = lib.hr_layouts[self.number]
@@ -54,7 +54,7 @@ class Layout(enum.Enum):
         """Whether slots have sm, enc and dec figures."""
         return self is not Layout.UNVERSIONED_NO_UTIL
 
-    @property
+    @functools.cached_property
     def has_lock(self) -> bool:
         """Whether this library locks regions of the layout, and edits and repairs their slots."""
         return self.version is not None
@@ -67,37 +67,30 @@ class Layout(enum.Enum):
         """
         return self is Layout.V1_2
 
-    @property
+    @functools.cached_property
     def has_seqlock(self) -> bool:
         """Whether each slot has a seqlock (HAMi 2.8.1 and later)."""
         return self.offsets["slot_seqlock"] is not None
 
-    @property
+    @functools.cached_property
     def offsets(self) -> Mapping[str, int | None]:
         """The offset table that the C core works with, in bytes; None where a field is absent.
 
         Names with ``slot_`` count from the start of a slot, the others from the start of the
         file; those that end in ``_stride`` are distances.
         """
-        return _offsets(self.number)
-
-
-@functools.cache
-def _offsets(number: int) -> Mapping[str, int | None]:
-    row = lib.hr_layouts[number]
-    return MappingProxyType(
-        {
-            name: None if (value := getattr(row, name)) == lib.HR_ABSENT else value
-            for name, _ in ffi.typeof("struct hr_layout").fields
-            if name not in {"name", "id", "major_version", "minor_version", "size"}
-        }
-    )
+        row = lib.hr_layouts[self.number]
+        return MappingProxyType(
+            {
+                name: None if (value := getattr(row, name)) == lib.HR_ABSENT else value
+                for name, _ in ffi.typeof("struct hr_layout").fields
+                if name not in {"name", "id", "major_version", "minor_version", "size"}
+            }
+        )
 
 
 #: All layouts in the order of the core's table.
 LAYOUTS: tuple[Layout, ...] = tuple(Layout)
-
-_NUMBERS = {layout: number for number, layout in enumerate(LAYOUTS)}
 
 
 def mapped_length(size_bytes: int) -> int:

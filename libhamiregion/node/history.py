@@ -41,6 +41,7 @@ class History:
             return frozenset(found)
         before, self._seen = self._seen, {}
         usages, processes = table.usages, table.processes
+        uuids = table.devices.uuids()
         columns = zip(usages.device, usages.sm_util_percent, usages.process, strict=True)
         for row, (device, percent, slot) in enumerate(columns):
             process = states.processes.get(slot) if device and percent else None
@@ -48,7 +49,7 @@ class History:
                 continue
             region = processes.region[slot]
             first = table.regions.first_device[region] - processes.first_usage[slot]
-            if not sample.is_idle(table.devices.uuid(first + row) or "", process.pid):
+            if not sample.is_idle(uuids[first + row] or "", process.pid):
                 continue
             identity = observation.containers[region].identity
             key = identity, process.pid, process.start_time_ticks, device

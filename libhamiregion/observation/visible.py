@@ -102,7 +102,9 @@ def reordered(pairing: Pairing) -> dict[int, Order]:
     observation, table = pairing.observation, pairing.observation.table
     entries, counts = observation.processes.entries, table.regions.device_rows.tolist()
     regions, host_pids = table.processes.region.tolist(), table.processes.host_pid.tolist()
-    found: dict[int, Order] = {}
+    figures = zip(table.usages.memory_monitor_bytes, table.usages.sm_util_percent, strict=True)
+    has_figures = [bool(memory or percent) for memory, percent in figures]
+    first_usages, found = table.processes.first_usage, dict[int, Order]()
     for slot, process in pairing.index.states.processes.items():
         count = counts[regions[slot]]
         entry = entries.get(process.pid)
@@ -112,19 +114,17 @@ def reordered(pairing: Pairing) -> dict[int, Order]:
         order = order_by_environment(table, regions[slot], entry)
         # A program can change the variable before it loads CUDA.
         if order is None and pairing.has_driver and host_pids[slot] == process.pid:
-            order = _by_driver(pairing, slot, process.pid, count)
+            first = first_usages[slot]
+            order = _by_driver(pairing, slot, process.pid, has_figures[first : first + count])
         if order is not None:
             found[slot] = order
     return found
 
 
-def _by_driver(pairing: Pairing, slot: int, pid: int, count: int) -> Order | None:
-    table = pairing.observation.table
-    first, usages = table.processes.first_usage[slot], table.usages
-    memory, percents = usages.memory_monitor_bytes, usages.sm_util_percent
-    stored = [at for at in range(count) if memory[first + at] or percents[first + at]]
-    if len(stored) != 1:
+def _by_driver(pairing: Pairing, slot: int, pid: int, has_figures: Sequence[bool]) -> Order | None:
+    if has_figures.count(True) != 1:
         return None
+    table, stored = pairing.observation.table, has_figures.index(True)
     rows = devices_of(table, table.processes.region[slot])
     listed = [at for at, row in enumerate(rows) if pairing.is_listed(pairing.index.uuids[row], pid)]
-    return {stored[0]: listed[0]} if len(listed) == 1 and listed != stored else None
+    return {stored: listed[0]} if len(listed) == 1 and listed != [stored] else None
