@@ -76,12 +76,15 @@ def once(runner: TaskRunner, **options: Any) -> tuple[str, ...]:
 def test_all_tasks_may_run_before_the_start_is_reported_and_once_is_one_pass_of_each(observer):
     tasks = [Counting("a"), Counting("b")]
     tasks[0].error = ValueError("no")
-    runner = TaskRunner(observer, tasks)
+    events: list[Event] = []
+    runner = TaskRunner(observer, tasks, emit=events.append)
     seen: list[tuple[int, int]] = []
     once(runner, prepared=lambda: seen.extend((each.started, each.passes) for each in tasks))
     assert seen == [(1, 0)] * 2
     assert [(each.started, each.passes, each.stopped) for each in tasks] == [(1, 1, 1)] * 2
     assert runner.failures == 2, "the pass and the end"
+    said = ["a pass failed: no", "the task could not be stopped in order: no"]
+    assert [each.message for each in events[:2]] == said
 
 
 def test_a_task_that_fails_goes_on_and_stops_no_other(observer):

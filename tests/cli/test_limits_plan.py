@@ -16,6 +16,7 @@ from support.region_file import unchanged
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region
+from libhamiregion.plan import apply_diff
 
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 KEPT = "memory limit kept by rules[0] of"
@@ -182,6 +183,23 @@ def test_a_limit_below_use_is_refused_unless_forced(scene):
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
     assert limits("apply", scene, "--force").returncode == 0
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+
+
+def test_a_container_that_changes_before_it_is_applied_is_a_problem_that_remains(
+    scene, monkeypatch
+):
+    region = scene.container()
+    scene.plan_file(SIX)
+
+    def late(node, diff, **options):
+        region.put("limit", 7 * GIB, device=1)
+        return apply_diff(node, diff, **options)
+
+    monkeypatch.setattr("libhamiregion.cli.limits_plan.apply_diff", late)
+    answer = limits("apply", scene)
+    assert answer.returncode == 3
+    assert "left as it was (conflict): research/bert-0/train: " in answer.stdout
+    assert "changed 0 of 1 container\n" in answer.stdout
 
 
 # ---- agent, and annotations -------------------------------------------------------------

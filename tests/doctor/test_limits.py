@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+import attrs
 import pytest
 from fake_nvml.scenes import OTHER, SECOND
 from support.containers import Container, needs_namespaces
@@ -12,7 +13,7 @@ from support.seen_node import seen
 
 from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.findings import confirmed
-from libhamiregion.node import NvmlSample, NvmlState
+from libhamiregion.node import NvmlSample, NvmlState, Observer
 from libhamiregion.node.node_lock import LockUse, NodeLock
 
 pytestmark = needs_namespaces
@@ -226,6 +227,16 @@ def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(doctor_node, mo
     for place in (blocked(doctor_node), doctor_node.container()):
         monitor.tell("map", place.path)
     assert doctor_node.findings() == ()
+
+
+def test_a_monitor_may_be_hidden_where_not_all_processes_are_seen(doctor_node):
+    blocked(doctor_node)
+    doctor_node.undisturbed_findings()
+    found = Observer.for_command(doctor_node.node).observe()
+    unseen = attrs.evolve(found.processes.visibility, sees_all_pids=False)
+    partly = attrs.evolve(found, processes=attrs.evolve(found.processes, visibility=unseen))
+    blocks = [FindingKind.LAUNCHES_BLOCKED in kinds(diagnose(each)) for each in (found, partly)]
+    assert blocks == [True, False]
 
 
 def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(doctor_node):

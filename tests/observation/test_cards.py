@@ -46,6 +46,7 @@ def test_a_mig_device_is_a_card_of_its_own(files, fake_driver, nvml_sampler):
     found = sums(files, nvml_sampler)
     assert list(found) == [GPU, MIG_A, MIG_B]
     assert (found[MIG_A].index, found[MIG_A].devices, found[MIG_B].devices) == (1, 1, 0)
+    assert (found[MIG_B].memory_limits_bytes, found[MIG_B].sm_limits_percent) == (0, 0)
 
 
 def test_devices_whose_card_is_not_known_are_counted_apart(files, fake_driver, nvml_sampler):
