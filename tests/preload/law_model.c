@@ -12,6 +12,7 @@
  * every tenth of a second, as the library does.
  *
  * Every `change_s` seconds the cost of a kernel becomes ten times as high, or again what it was.
+ * In the twentieth second the clock is set back by `back_s`.
  * With `ranks=1` each process waits after each of its kernels until all have done as many, as
  * programs with collectives do; such a wait keeps the GPU busy.
  */
@@ -54,7 +55,7 @@ static struct {
     uint64_t value;
 } settings[] = {{"limit", 50},      {"kernel_us", 1000}, {"pending", 1000}, {"processes", 1},
                 {"sample_ms", 166}, {"sharing", 0},      {"last", 0},       {"late_ms", 0},
-                {"change_s", 0},    {"ranks", 0},        {"span_s", 60}};
+                {"change_s", 0},    {"ranks", 0},        {"span_s", 60},    {"back_s", 0}};
 enum {
     LIMIT,
     KERNEL_US,
@@ -67,9 +68,16 @@ enum {
     CHANGE_S,
     RANKS,
     SPAN_S,
+    BACK_S,
     SETTINGS
 };
 #define SET(name) (settings[name].value)
+
+static uint64_t clock_us(uint64_t at_ns)
+{
+    uint64_t back_s = at_ns < 20 * SECOND_NS ? 0 : SET(BACK_S);
+    return EPOCH_US + at_ns / 1000 - back_s * 1000000;
+}
 
 static void launch(struct process *process, uint64_t now_ns)
 {
@@ -162,7 +170,7 @@ static bool answer(const struct process *process, uint64_t since_us, uint64_t no
         uint64_t at_ns = sample_at_ns[(at - 1) % MOST_SAMPLES];
         if (at_ns + SET(LATE_MS) * 1000000 > now_ns)
             continue;
-        if (EPOCH_US + at_ns / 1000 <= since_us || (SET(LAST) && count > 0))
+        if (clock_us(at_ns) <= since_us || (SET(LAST) && count > 0))
             break;
         newest_ns = newest_ns == 0 ? at_ns : newest_ns;
         sum += process->shown[(at - 1) % MOST_SAMPLES];
@@ -170,7 +178,7 @@ static bool answer(const struct process *process, uint64_t since_us, uint64_t no
     }
     if (count == 0 || sum == 0)
         return false;
-    *out = (nvmlProcessUtilizationSample_t){.timeStamp = EPOCH_US + newest_ns / 1000,
+    *out = (nvmlProcessUtilizationSample_t){.timeStamp = clock_us(newest_ns),
                                             .smUtil = (unsigned)(sum / count)};
     return true;
 }
@@ -188,7 +196,7 @@ static unsigned device_percent(uint64_t now_ns)
 static void pass(uint64_t number, uint64_t now_ns)
 {
     struct process *process = &processes[number];
-    const uint64_t now_us = EPOCH_US + now_ns / 1000;
+    const uint64_t now_us = clock_us(now_ns);
     const uint64_t first = SET(RANKS) ? number : 0;
     const uint64_t last = SET(RANKS) ? number + 1 : SET(PROCESSES);
     nvmlProcessUtilizationSample_t list[MOST_PROCESSES];

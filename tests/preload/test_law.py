@@ -29,13 +29,16 @@ def test_the_mean_is_near_the_limit_and_no_process_starves(c_programs, sharing, 
         assert played.longest_wait_s <= 20, (settings, played)
 
 
-@pytest.mark.parametrize(("change_s", "above", "below"), [(2, 10, 45), (5, 12, 40)])
+@pytest.mark.parametrize(
+    ("change_s", "back_s", "above", "below"), [(2, 0, 10, 45), (5, 0, 12, 40), (5, 30, 12, 40)]
+)
 def test_kernels_that_become_ten_times_as_long_pass_the_limit_by_a_little(
-    c_programs, change_s, above, below
+    c_programs, change_s, back_s, above, below
 ):
+    """Also where the clock is set back meanwhile."""
     for sharing, processes, limit in product((0, 1), (1, 3), LIMITS):
         settings = {"sharing": sharing, "processes": processes, "limit": limit}
-        played = play(c_programs, change_s=change_s, **settings)
+        played = play(c_programs, change_s=change_s, back_s=back_s, **settings)
         assert limit - below <= played.busy <= limit + above, (settings, played)
 
 
