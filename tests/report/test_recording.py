@@ -275,6 +275,17 @@ def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path):
     assert query(path, "SELECT id FROM allocations ORDER BY id") == [(1,), (3,)]
 
 
+def test_what_retention_removes_meanwhile_is_read_to_its_end(path):
+    writer = Clocked(path, retention_s=3 * 3600)
+    writer.hours(3)
+    before = looks(path)
+    with Recording(path) as recording:
+        reading = recording.intervals(T0, T0 + YEAR_MS)
+        first = next(reading)
+        writer.hours(6)
+        assert [first, *reading] == before
+
+
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS, -T0])
 def test_retention_goes_on_whatever_the_clock_has_said(path, jump_ms):
