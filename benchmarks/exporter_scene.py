@@ -28,7 +28,8 @@ if str(TESTS) not in sys.path:
 from fake_nvml.driver import FakeDriver, build  # noqa: E402
 from support.region_file import RegionFile  # noqa: E402
 
-MIB = 1 << 20
+from libhamiregion.units import MIB  # noqa: E402
+
 UUIDS = tuple(f"GPU-{device:08}-1111-2222-3333-444444444444" for device in range(DEVICES))
 
 

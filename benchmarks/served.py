@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from exporter_scene import BusyNode
 
-MIB = 1 << 20
 PATIENCE_S = 60.0
 INTERVAL_S = 15.0
 # Maps are read in pieces of this size by those who care for nothing else.

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 from exporter_scene import MEMORY, BusyNode, busy_node
 from scene import DEVICES, PROCESSES
-from served import MIB, PATIENCE_S, measure, running, serving
+from served import PATIENCE_S, measure, running, serving
 
 from libhamiregion.node.slots import LISTING_S
+from libhamiregion.units import MIB
 
 if TYPE_CHECKING:
     from ledger import Ledger

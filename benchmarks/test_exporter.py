@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from exporter_scene import busy_node
-from served import MIB, measure, serving
+from served import measure, serving
+
+from libhamiregion.units import MIB
 
 if TYPE_CHECKING:
     from ledger import Ledger

@@ -18,8 +18,10 @@ TESTS = Path(__file__).parent.parent / "tests"
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
-from fake_cuda.driver import GIB, MIB, FakeGpus, build  # noqa: E402
+from fake_cuda.driver import FakeGpus, build  # noqa: E402
 from support.limited import Limited  # noqa: E402
+
+from libhamiregion.units import GIB, MIB  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

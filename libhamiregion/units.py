@@ -34,6 +34,10 @@ _SIZE: Final = re.compile(
 #: Text that means no limit; None means the same.
 UNLIMITED: Final = "unlimited"
 
+#: Bytes.
+MIB: Final = 2**20
+GIB: Final = 2**30
+
 #: What libvgpu stores for "no SM limit"; 0 and whatever is above mean the same to it.
 UNLIMITED_SM_PERCENT: Final = 100
 

@@ -17,7 +17,7 @@ import click
 from libhamiregion import LimitBelowUsage, Region, format_size, open_region
 from libhamiregion.services.document_socket import VARIABLE, serve_documents
 from libhamiregion.testing import FakeContainer, FakeNode
-from libhamiregion.testing.fake_node import MIB
+from libhamiregion.units import MIB
 
 from . import options
 from .help import verb

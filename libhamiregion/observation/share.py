@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
+from libhamiregion.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +21,6 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 # As Go's strconv.ParseBool reads it, by which HAMi leaves libvgpu out of a container.
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 # HAMi's limits are whole MiB.
-_MIB = 1 << 20
 _MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
 
 
@@ -55,7 +55,7 @@ class Share:
         Args:
             card_bytes: The card's memory; None if that is not known.
         """
-        whole_bytes = inf if card_bytes is None else card_bytes - _MIB
+        whole_bytes = inf if card_bytes is None else card_bytes - MIB
         return 0 < (self.sm_limit_percent or 0) < 100 or any(
             each <= whole_bytes for each in self.memory_limits_bytes
         )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.node import NvmlSample, NvmlSampler, NvmlState
 from libhamiregion.observation.driver import NvmlDevice, ProcessColumns
-
-from .fake_node import MIB
+from libhamiregion.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

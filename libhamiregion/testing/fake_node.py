@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from libhamiregion import create_region, open_region, parse_size
+from libhamiregion.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     # A container, and the device that is used there.
     Job = tuple["FakeContainer", int, Figures]
 
-MIB = 2**20
 #: The command of a process to take the lock; every other byte is a step.
 TAKE_LOCK = b"L"
 # For a process to start, or to take a step: only a machine that hangs takes so long.

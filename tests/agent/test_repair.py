@@ -15,10 +15,10 @@ from libhamiregion.agent import RepairLoop
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.node import Node, Observer
 from libhamiregion.observation.processes import ProcessView
+from libhamiregion.units import MIB
 
 pytestmark = needs_namespaces
 
-MIB = 1 << 20
 SETTLE_S = 0.05
 
 

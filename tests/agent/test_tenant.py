@@ -38,8 +38,8 @@ from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region
+from libhamiregion.units import MIB
 
-MIB = 1 << 20
 OLDEST_S = 30.0
 END_S = 15.0
 GPU, TENANTS_GPU = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "01")

@@ -6,9 +6,8 @@ from pathlib import Path
 from support.command_line import call, on_terminal, refused, run
 
 import libhamiregion as hami
+from libhamiregion.units import GIB, MIB
 
-GIB = 2**30
-MIB = 2**20
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "MIG-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 
 

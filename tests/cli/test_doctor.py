@@ -12,8 +12,8 @@ from support.region_file import RegionFile, unchanged
 from support.slot_bytes import attached
 
 import libhamiregion as hami
+from libhamiregion.units import GIB
 
-GIB = 2**30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 DEAD = 4_194_305

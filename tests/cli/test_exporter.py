@@ -17,10 +17,10 @@ from support.scrapers import Scraper, ask
 
 from libhamiregion.exporter import MetricsServer
 from libhamiregion.node import Observer
+from libhamiregion.units import GIB
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 LIMIT = "hami_vgpu_memory_limit_bytes"
-GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from support.process import finished
 from support.region_file import unchanged
 
 import libhamiregion as hami
+from libhamiregion.units import GIB
 
-GIB = 2**30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 
 

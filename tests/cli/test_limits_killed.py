@@ -11,8 +11,8 @@ import pytest
 from libhamiregion import create_region, edits, open_region
 from libhamiregion._core import lib
 from libhamiregion.cli.app import main
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 OLD = [(8 * GIB, 50), (4 * GIB, None)]
 NEW = [(2 * GIB, 30), (2 * GIB, 30)]

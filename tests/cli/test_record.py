@@ -25,8 +25,8 @@ from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 
 from libhamiregion.report import Recording, RecordingWriter
+from libhamiregion.units import MIB
 
-MIB = 1 << 20
 SPAN = (0, 2**60)
 
 scene = pytest.fixture(node_scene)

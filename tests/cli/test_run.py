@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, gpu_uuid
+from fake_cuda.driver import gpu_uuid
 from support.command_line import Terminal
 from support.process import finished
 from support.run_scene import REGION, RunScene, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
+from libhamiregion.units import GIB
 
 SHOW = ("sh", "-c", f'cat "${REGION}" >"$COPY"; env')
 CHILDREN = "cat /proc/$$/task/$$/children"

@@ -25,10 +25,10 @@ from support.wait import PATIENCE_S
 import libhamiregion as hami
 from libhamiregion.cli.show import region_page
 from libhamiregion.cli.terminal import draw_page
+from libhamiregion.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_REGIONS = sorted(GOLDEN.glob("*.cache.gz"))
-GIB = 2**30
 UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"
 BOX_AND_BARS = set("━╸─┃│╭╮╰╯")
 # How long ago a snapshot was taken: two runs of a command are any time apart.

@@ -13,12 +13,12 @@ from support.region_file import RegionFile, unchanged
 from support.slot_bytes import attached
 
 import libhamiregion as hami
+from libhamiregion.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # The layouts whose locks are written to.
 KILLED = sorted(GOLDEN.glob("1.*-owner-killed-holding-lock.cache.gz"))
 
-GIB = 2**30
 VERBS = ("suspend", "resume", "reap")
 
 

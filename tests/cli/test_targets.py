@@ -9,8 +9,7 @@ from support.command_line import asked, call
 
 import libhamiregion as hami
 from libhamiregion.testing import FakeNode
-
-GIB = 2**30
+from libhamiregion.units import GIB
 
 
 @pytest.fixture

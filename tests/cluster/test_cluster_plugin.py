@@ -28,9 +28,9 @@ from support.wait import eventually
 from libhamiregion import open_region
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.testing import FakeNode
+from libhamiregion.units import GIB
 
 PLUGIN = CHART.parents[1] / "kubectl-hamiregion"
-GIB = 1 << 30
 NODES = ("gpu-1", "gpu-2", "gpu-3")
 # What a pod's name says to do instead of, or before, running the program.
 STAND_IN = """\

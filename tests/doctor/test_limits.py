@@ -15,10 +15,10 @@ from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.findings import confirmed
 from libhamiregion.node import NvmlSample, NvmlState, Observer
 from libhamiregion.node.node_lock import LockUse, NodeLock
+from libhamiregion.units import MIB
 
 pytestmark = needs_namespaces
 
-MIB = 1 << 20
 CARD = f"device 0 {GPU} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"
 
 

@@ -13,11 +13,11 @@ from support.wait import eventually
 
 from libhamiregion.doctor import FindingKind, Severity
 from libhamiregion.exporter import FAMILIES, MetricsServer
+from libhamiregion.units import GIB
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
 PAGE = ROOT / "docs" / "exporter.md"
-GIB = 1 << 30
 OWN_POD = {"namespace": "gpu-tools", "pod": "hamiregion-x7k2p", "container": "exporter"}
 # Of a pod's target; a configuration of the community's makes labels of the first three.
 TARGET = {

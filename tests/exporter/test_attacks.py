@@ -14,8 +14,8 @@ from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 
 from libhamiregion import Layout, create_region
+from libhamiregion.units import MIB
 
-MIB = 1 << 20
 UUIDS = [f"GPU-{device:08}-0000-0000-0000-000000000000" for device in range(DEVICES)]
 USED = "hami_vgpu_memory_used_bytes"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
+from support.browser import Browser, BrowserError, Page, chromium, needs_chromium
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import eventually
@@ -16,9 +16,9 @@ from libhamiregion.exporter import MetricsServer, NodeExporter, overview
 from libhamiregion.exporter import exporter as exporter_module
 from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
 from libhamiregion.testing import FakeNode
+from libhamiregion.units import GIB
 
 HERE = "127.0.0.1:0"
-GIB = 1 << 30
 HOSTILE = "<img src=http:x onerror=console.log(1)>"
 
 
@@ -107,13 +107,7 @@ def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(browser, url, 
 @pytest.mark.parametrize("width", [1180, 390])
 def test_the_page_fits_a_screen_and_a_phone_in_the_light_and_in_the_dark(browser, url, width):
     with browser.open(f"{url}/") as page:
-        colours = set()
-        for dark in (False, True):
-            page.appear(width=width, dark=dark)
-            assert not is_blank(page.screenshot(whole=False))
-            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert len(colours) == 2
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.assert_fits(width)
 
 
 @needs_chromium

@@ -11,10 +11,10 @@ from support.scrapers import Scraper, ask, descriptors, resident_bytes
 from support.stress import scaled
 from support.wait import eventually
 
+from libhamiregion.units import GIB, MIB
+
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
-GIB = 1 << 30
-MIB = 1 << 20
 QUICKLY = ("--resync-interval", "never")
 
 

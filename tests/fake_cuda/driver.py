@@ -9,8 +9,6 @@ from pathlib import Path
 from fake_nvml.driver import build as build_nvml
 
 DIRECTORY = Path(__file__).parent
-GIB = 1 << 30
-MIB = 1 << 20
 FUTEX_TID_MASK = 0x3FFFFFFF
 
 

@@ -3,8 +3,8 @@
 import pynvml
 
 from libhamiregion.node.nvml import NvmlProcess, NvmlSample
+from libhamiregion.units import MIB
 
-MIB = 1 << 20
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 OTHER = "GPU-11111111-1111-1111-1111-111111111111"
 MIG_A = "MIG-aaaaaaaa-0000-0000-0000-000000000000"

@@ -19,12 +19,12 @@ from libhamiregion.node import Node, NodeNames
 from libhamiregion.node.allocations import fields, parse_devices
 from libhamiregion.node.checkpoint import Checkpoint
 from libhamiregion.observation.share import Allocation, Share
+from libhamiregion.units import GIB
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 STATIC = "f" * 32
 GPU = "GPU-5d9a1b54-3c1c-4e9e-8f24-0e6a0a5c2b11"
 MIG = "MIG-11111111-3c1c-4e9e-8f24-0e6a0a5c2b11"
-GIB = 1 << 30
 HAMI = {
     "NVIDIA_VISIBLE_DEVICES": GPU,
     "CUDA_DEVICE_MEMORY_LIMIT_0": "4096m",

@@ -11,8 +11,7 @@ from libhamiregion.node import Node, Observation, Observer, history
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.rows import Join
 from libhamiregion.observation.without_region import explained
-
-GIB = 1 << 30
+from libhamiregion.units import GIB
 
 
 def percents(seen: Observation) -> list[int | None]:

@@ -19,11 +19,11 @@ from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.workers import Blocked
 from libhamiregion.observation.names import ContainerId
 from libhamiregion.observation.processes import Entry
+from libhamiregion.units import MIB
 
 pytestmark = pytest.mark.slow
 
 CONTAINER_ID = "cafe" * 16
-MIB = 1 << 20
 
 
 @pytest.fixture

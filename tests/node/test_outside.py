@@ -18,8 +18,8 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, ProcessTable, outside
 from libhamiregion.raw_slots import slots_beyond
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
 SCENES = Path(__file__).parents[1] / "support/outside_scenes.py"
 

@@ -22,10 +22,10 @@ from support.wait import eventually
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, NvmlSampler, Observer, node_processes
+from libhamiregion.units import GIB
 
 pytestmark = [needs_namespaces, needs_cgroups]
 
-GIB = 1 << 30
 #: Where each lies below the scene's directory, as it does below / of a node.
 HAMI = "usr/local/vgpu/containers"
 KAI = "kai/usr/local/vgpu/containers"

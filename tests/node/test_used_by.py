@@ -18,9 +18,9 @@ from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from libhamiregion import create_region, parse_size
 from libhamiregion.node import Node, NodeNames, Observer
 from libhamiregion.plan import apply_diff, diff_plan, load_plan, parse_plan
+from libhamiregion.units import GIB
 
 pytestmark = [needs_namespaces, needs_cgroups]
-GIB = 1 << 30
 LIMIT = "hami_vgpu_memory_limit_bytes"
 
 

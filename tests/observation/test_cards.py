@@ -17,9 +17,7 @@ from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.model import LeftDirectory
 from libhamiregion.observation.share import Allocation, share_of
 from libhamiregion.observation.without_region import explained
-from libhamiregion.units import limits_from_environment
-
-GIB = 1 << 30
+from libhamiregion.units import GIB, limits_from_environment
 
 
 def sums(scene: NodeScene, sampler: NvmlSampler | None) -> dict[str | None, Card]:

@@ -18,8 +18,8 @@ from libhamiregion.observation.figures import without_impossible
 from libhamiregion.observation.rows import Join
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.testing import FakeNode
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 NEGATIVE = (1 << 64) - 4 * GIB
 GARBAGE = 3019901152
 

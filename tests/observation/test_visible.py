@@ -21,8 +21,8 @@ from libhamiregion.node import Node, Observer, node_processes
 from libhamiregion.observation.json import from_json, to_json
 from libhamiregion.observation.rows import Join
 from libhamiregion.observation.visible import cuda_order
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 POD_UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 UUIDS = ["GPU-aa", "GPU-ab", "MIG-c"]
 

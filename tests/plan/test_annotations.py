@@ -19,8 +19,8 @@ from libhamiregion.plan import (
 from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.node_pods import _node_pod
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 OTHER_UID = "7f3a0f6e-9c8b-4a53-93c5-2f1f2c3d4e5f"
 

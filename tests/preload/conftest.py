@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake_cuda.driver import GIB, FakeGpus
+from fake_cuda.driver import FakeGpus
 from support.busy_programs import BusyProgram, Observer
 from support.cuda_program import CudaProgram
 from support.limited import INJECTIONS, Limited
+
+from libhamiregion.units import GIB
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
 from support.limited import Limited
 from support.stress import scaled
+
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 LIMIT = 4 * GIB

@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout
+from libhamiregion.units import GIB, MIB
 
 NOT_PERMITTED = 800
 REFUSED = "CUDA contexts and memory are refused"

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, gpu_uuid
+from fake_cuda.driver import gpu_uuid
 from support.process import finished
+
+from libhamiregion.units import GIB, MIB
 
 CLIENTS = Path(__file__).parent / "clients"
 CONTEXT = 256 * MIB

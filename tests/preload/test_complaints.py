@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, gpu_uuid
+from fake_cuda.driver import gpu_uuid
 from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
+
+from libhamiregion.units import GIB
 
 NOT_PERMITTED = 800
 LONGEST_LINE = 320

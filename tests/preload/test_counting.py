@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
 from support.limited import Limited
 from support.wait import eventually
+
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 SIZE = 32 * MIB

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB
 from support.process import finished
 
 from libhamiregion.run.libraries import preloaded_library
+from libhamiregion.units import GIB
 
 
 def test_every_way_to_a_function_leads_to_the_same_one(limited, c_programs, inject):

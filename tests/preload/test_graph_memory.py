@@ -1,8 +1,9 @@
 """Memory that the nodes of a graph allocate, and the limit."""
 
 import pytest
-from fake_cuda.driver import MIB
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
+
+from libhamiregion.units import MIB
 
 CONTEXT = 256 * MIB
 DEVICE = 1

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, gpu_uuid, stop
+from fake_cuda.driver import gpu_uuid, stop
 from support.command_line import call
 from support.cuda_program import (
     NOT_INITIALIZED,
@@ -20,6 +20,7 @@ from support.region_file import RegionFile
 from support.wait import eventually
 
 import libhamiregion as hami
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 TOTAL = 16 * GIB

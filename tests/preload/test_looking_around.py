@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 

@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import INVALID_VALUE, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
+
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 GRANULE = 2 * MIB

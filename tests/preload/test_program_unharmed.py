@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, SUCCESS, CudaProgram, packed
 from support.limited import Limited
 from support.region_file import locate, truncate
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
+from libhamiregion.units import GIB, MIB
 
 Make = Callable[..., Limited]
 

@@ -9,12 +9,13 @@ import threading
 import time
 
 import pytest
-from fake_cuda.driver import MIB, stop
+from fake_cuda.driver import stop
 from support.cuda_program import INVALID_HANDLE, OUT, SUCCESS
 from support.limited import Limited
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 import libhamiregion as hami
+from libhamiregion.units import MIB
 
 CONTEXT = 256 * MIB
 OFFSET = 100_000_000  # no process has such a pid

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB
 from support.cuda_program import OUT, CudaProgram
 from support.limited import Limited
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import ProcessStatus
+from libhamiregion.units import GIB, MIB
 
 CONTEXT = 256 * MIB
 

@@ -25,8 +25,8 @@ from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region, open_region
+from libhamiregion.units import GIB
 
-GIB = 2**30
 # Above every pid that Linux gives.
 DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"

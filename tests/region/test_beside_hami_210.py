@@ -17,8 +17,7 @@ from support.region_file import RegionFile
 from support.slot_bytes import MARK_FLAG, attached, pids
 
 from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, open_region
-
-MIB = 1 << 20
+from libhamiregion.units import MIB
 
 
 class Libvgpu:

@@ -23,9 +23,9 @@ from libhamiregion import (
     create_region,
     open_region,
 )
+from libhamiregion.units import MIB
 
 MARKED = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
-MIB = 1 << 20
 
 
 @pytest.fixture(params=MARKED)

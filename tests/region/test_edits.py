@@ -25,8 +25,8 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.limiter import CoreLimiter
+from libhamiregion.units import GIB
 
-GIB = 2**30
 UUIDS = ("GPU-first", "MIG-second")
 IMMEDIATE, NEW_PROCESSES = Effect.IMMEDIATE, Effect.NEW_PROCESSES
 

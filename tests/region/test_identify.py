@@ -18,10 +18,10 @@ from libhamiregion import (
     identify,
     open_region,
 )
+from libhamiregion.units import GIB
 
 V1_1, POSTINIT, V1_2 = Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2
 OLDEST, UNVERSIONED = Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED
-GIB = 2**30
 UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"
 
 

@@ -16,8 +16,8 @@ from libhamiregion import (
     create_region,
     own_region,
 )
+from libhamiregion.units import GIB
 
-GIB = 2**30
 VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 # Takes the lock that libvgpu takes, looks at the region, and says whether the lock still stands.

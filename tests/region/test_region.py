@@ -22,8 +22,8 @@ from libhamiregion import (
     identify,
     open_region,
 )
+from libhamiregion.units import GIB
 
-GIB = 2**30
 UUIDS = (
     "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30",
     "MIG-1c2a60f9-0d5e-4c3b-8a77-1b2f6e5d4c30",

@@ -29,9 +29,7 @@ from libhamiregion import (
     create_region,
     open_region,
 )
-
-GIB = 2**30
-
+from libhamiregion.units import GIB
 
 FIGURES = [
     "memory_used_bytes",

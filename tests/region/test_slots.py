@@ -44,9 +44,9 @@ from libhamiregion import (
     Slot,
     open_region,
 )
+from libhamiregion.units import MIB
 
 KINDS = ("context", "module", "data")
-MIB = 2**20
 
 CALLS: dict[str, Callable[[Region, Slot], object]] = {
     "charge": lambda _, slot: slot.charge(0, 1),

@@ -11,12 +11,12 @@ from support.node_scene import NodeScene
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
+from libhamiregion.units import GIB
 
 # pandas and polars take a second to import, which every worker would spend.
 if TYPE_CHECKING:
     import pandas as pd
 
-GIB = 2**30
 TABLES = ("regions", "devices", "processes", "usages")
 
 

@@ -5,8 +5,7 @@ from support.forked import in_child
 from support.region_file import RegionFile
 
 from libhamiregion import NoSuchDevice, RegionClosed, RegionSet, open_region
-
-GIB = 2**30
+from libhamiregion.units import GIB
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Fixtures of the tests of recordings and reports."""
 
 import pytest
-from support.node_fixtures import fake_driver, nvml_library, nvml_sampler  # noqa: F401
+from support.node_fixtures import fake_driver, files, nvml_library, nvml_sampler  # noqa: F401
 from support.node_scene import GPU, NodeScene
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from libhamiregion.report.models import Timeline
 from libhamiregion.report.page import Times, gpu_chart, hours, memory_chart, number
+from libhamiregion.units import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 UTC = Times(dt.timezone.utc)
 # 1 October 2026, 12:00 UTC.
 NOON_MS = 1_790_856_000_000

@@ -50,13 +50,7 @@ def test_nothing_is_wrong_and_nothing_is_loaded(page):
 @pytest.mark.parametrize("width", [1280, 820, 360])
 def test_a_page_fits_any_window(page, width):
     """In the light and in the dark. Only tables may be wider, and they scroll on their own."""
-    colours = set()
-    for dark in (False, True):
-        page.appear(width=width, dark=dark)
-        assert not is_blank(page.screenshot(whole=False))
-        colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert len(colours) == 2
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.assert_fits(width)
     outside = page.evaluate(
         "[...document.querySelectorAll('.tile, .chart, .card, h2, p')]"
         ".filter(each => each.getBoundingClientRect().right > innerWidth + 1).length"

@@ -1,6 +1,5 @@
 """A recorder: what it reads of regions, processes and the driver, and when it looks."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +28,6 @@ from libhamiregion.report.recorder import read_samples
 
 if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
-
-
-@pytest.fixture
-def node(tmp_path) -> Iterator[NodeScene]:
-    with NodeScene(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture
@@ -77,17 +70,17 @@ def test_a_reading_has_what_the_region_says(scene, layout):
 
 @needs_namespaces
 def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
-    node, fake_driver, nvml_sampler
+    files, fake_driver, nvml_sampler
 ):
     """A dead one has nothing to be told of; a sum without a live one would be too low."""
-    pod = node.container("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
+    pod = files.container("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
     (pid, first), (_, second) = pod.attach(), pod.attach()
     pod.charge(pid, GIB)
     dead, _ = pod.attach()
     pod.charge(dead, 512 * MIB)
     pod.inside.tell("kill", dead)
     known = f"process 0 compute {first} {1300 * MIB}"
-    with node.open() as opened:
+    with files.open() as opened:
         observer = Observer(opened, sampler=nvml_sampler)
         for other, driver_bytes in (
             (f"process 0 compute {second} {200 * MIB}", 1500 * MIB),

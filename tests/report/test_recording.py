@@ -23,6 +23,7 @@ from libhamiregion.report import (
     make_report,
 )
 from libhamiregion.report.history import ReportInterval
+from libhamiregion.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.report.writer import Written
 
-GIB = 1 << 30
 HOUR_MS = 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS
 T0 = 1_790_812_800_000

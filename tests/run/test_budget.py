@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, MIB, gpu_uuid
+from fake_cuda.driver import gpu_uuid
 from support.command_line import call
 from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
 from support.run_scene import PROGRAM, REGION, Program, RunScene, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
+from libhamiregion.units import GIB, MIB
 
 ALLOCATE = "cuMemAlloc_v2"
 INJECTIONS = pytest.mark.parametrize("inject", ["standin", "preload"])

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from fake_cuda.driver import GIB, gpu_uuid
+from fake_cuda.driver import gpu_uuid
 from support.actors import map_libvgpu
 from support.process import finished
 from support.run_scene import REGION
 
 import libhamiregion as hami
 from libhamiregion.run import LaunchError, environment, run
+from libhamiregion.units import GIB
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region, open_region
+from libhamiregion.units import MIB
 
 pytestmark = pytest.mark.root
 
-MIB = 1 << 20
 NOBODY = 65534
 SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
 # In a mount namespace of its own; what follows runs as an ordinary user.

@@ -11,8 +11,8 @@ from libhamiregion.run import LaunchError
 from libhamiregion.run.limits import memory_limits, sm_limits
 from libhamiregion.run.nvml import Gpu
 from libhamiregion.run.selection import Selection, visible_gpus
+from libhamiregion.units import GIB
 
-GIB = 2**30
 A, B, C = (
     Gpu(index, f"GPU-{letter * 8}-0", "NVIDIA H100", 80 * GIB) for index, letter in enumerate("abc")
 )

@@ -122,6 +122,16 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
+    def assert_fits(self, width: int) -> None:
+        """See that a window of a width shows the page, in the light and in the dark."""
+        colours = set()
+        for dark in (False, True):
+            self.appear(width=width, dark=dark)
+            assert not is_blank(self.screenshot(whole=False))
+            colours.add(self.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert len(colours) == 2
+        assert self.evaluate("document.documentElement.scrollWidth") <= width
+
     def screenshot(self, *, whole: bool = True) -> bytes:
         """A picture of the page, as PNG."""
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

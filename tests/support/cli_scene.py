@@ -12,10 +12,10 @@ from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 
 from libhamiregion import Layout
+from libhamiregion.units import GIB
 from support.command_line import Terminal, call, on_terminal
 from support.node_scene import NodeScene, SceneContainer
 
-GIB = 1 << 30
 POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"
 
 

@@ -25,13 +25,13 @@ from libhamiregion.cli import doctor
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.doctor import examine
 from libhamiregion.node import Node, Observer, ProcessTable
+from libhamiregion.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Operation = Callable[["Scene"], Iterator[None]]
 
-GIB = 2**30
 ERRORS = (errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.EINTR)
 POD = "0b5cf3a4-3a3c-4b5f-9d6e-2f7d0c1e8a11"
 

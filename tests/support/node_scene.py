@@ -10,13 +10,13 @@ from typing import Any
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Node, NodeNames
+from libhamiregion.units import GIB
 from support.containers import Container
 from support.golden_regions import GoldenRegion, unpack
 from support.node_root import Root
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile
 
-GIB = 1 << 30
 GPU, OTHER_GPU = (
     "GPU-00000000-0000-0000-0000-000000000000",
     "GPU-11111111-1111-1111-1111-111111111111",

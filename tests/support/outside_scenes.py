@@ -21,12 +21,12 @@ import pytest
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.doctor import examine
 from libhamiregion.node import Container, Node, Observer
+from libhamiregion.units import GIB
 from support import fuse_mount
 from support.observing import details
 
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 4096
-GIB = 1 << 30
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import attrs
 
 from libhamiregion.report import Allocation, Gpu, RecordingWriter, Sample
+from libhamiregion.units import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 HOUR_S = 3_600
 DAY_S = 24 * HOUR_S
 # 2026-10-01 00:00 UTC

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 
 from libhamiregion import Region
+from libhamiregion.units import GIB
 
-GIB = 2**30
 Call = Callable[[Region], object]
 
 READS: dict[str, Call] = {

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fake_cuda.driver import GIB, FakeGpus
+from fake_cuda.driver import FakeGpus
 from fake_nvml.driver import STATE
 
 from libhamiregion.run import cleaner
+from libhamiregion.units import GIB
 from support.command_line import COMMAND, checked, environment
 from support.cuda_program import CHILD, CudaProgram
 from support.process import finished, piped

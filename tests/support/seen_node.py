@@ -14,8 +14,8 @@ from libhamiregion.observation.processes import (
     SlotStates,
 )
 from libhamiregion.observation.share import Share, share_of
+from libhamiregion.units import GIB
 
-GIB = 1 << 30
 GPU, MIG = "GPU-a", "MIG-a"
 POD, OTHER_POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f", "1b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = ContainerId("a" * 64, POD)

@@ -16,7 +16,6 @@ from support.node_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod
 from support.wait import eventually
 
-MIB = 1 << 20
 # The shortest time that a pod has to be gone in these tests.
 SOON_S = 0.05
 

@@ -10,8 +10,8 @@ import pytest
 from support.wait import eventually
 
 from libhamiregion.testing import FakeContainer, FakeNode, FakeProcess
+from libhamiregion.units import GIB
 
-GIB = 2**30
 CONTEXT = 300 * 2**20
 
 
