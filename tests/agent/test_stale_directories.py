@@ -17,7 +17,7 @@ from support.actors import ProcessFactory
 from support.agent_tasks import one_pass
 from support.namespaces import NEW_NAMESPACE
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
-from support.process import finished
+from support.process import descriptors, finished
 from support.stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.wait import eventually
 
@@ -331,8 +331,10 @@ def test_a_huge_directory_takes_several_passes(scene):
     cleaner = scene.cleaner()
     until(cleaner, gone(huge, small))
     assert scene.quarantined()
+    before = descriptors()
     until(cleaner, lambda: not scene.quarantined())
     assert cleaner.counters()["removal_entries"] == 1_500 + 2
+    assert descriptors() <= before
 
 
 MOUNTED = """

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.forked import in_child
 from support.node_root import Root, only, refresh, remove, settle
 from support.observing import details
+from support.process import descriptors
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 
@@ -291,10 +291,6 @@ def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(root, node, monke
 
 
 # ---- descriptors ----
-
-
-def descriptors() -> set[str]:
-    return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
 def mapped_files(root: Root) -> int:

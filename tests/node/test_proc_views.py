@@ -9,6 +9,7 @@ import pytest
 from support.container_factory import SCRIPT
 from support.containers import libvgpu, look, match, mounted_proc, needs_namespaces, states
 from support.forked import unprivileged
+from support.process import descriptors
 from support.region_file import RegionFile
 from support.wait import eventually
 
@@ -193,10 +194,6 @@ def test_the_first_namespace_as_root_is_complete_once_it_was_read():
     assert table.view.visibility.unreadable == ()
     assert table.view.visibility.sees_all_pids
     assert table.view.visibility.own_pid == os.getpid()
-
-
-def descriptors() -> set[str]:
-    return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_refresh_leaves_no_descriptor_open():

@@ -1,7 +1,5 @@
 """Files that somebody names are read whole, or refused, and nothing is waited for without end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -9,13 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.process import descriptors
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.bounded_file import read_bounded
-
-
-def descriptors() -> set[str]:
-    return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.fixture

@@ -32,6 +32,11 @@ def piped(words: Iterable[object], **settings: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen([str(word) for word in words], text=True, **pipes, **settings)
 
 
+def descriptors() -> set[str]:
+    """The open descriptors of this process."""
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
 class Stranger:
     """A process that is no child of ours, by its pidfd."""
 
