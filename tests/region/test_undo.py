@@ -263,7 +263,11 @@ def test_a_field_that_no_edit_changes_is_refused(file):
     with open_region(file, writable=True) as region:
         value = region.set_recent_kernel(2).to_dict()
     slot = SlotChange(5, "status", None, 1, 2, None, str(file.path), (1, 2)).to_dict()
-    for kind, fields in ((ValueChange, value), (SlotChange, slot)):
+    for kind, fields in (
+        (ValueChange, value),
+        (SlotChange, slot),
+        (SlotChange, slot | {"device": 0}),
+    ):
         assert kind.from_dict(json.loads(json.dumps(fields))).to_dict() == fields
         with pytest.raises(ValueError, match=f"no {kind.__name__} has field='pid'"):
             kind.from_dict(fields | {"field": "pid"})
