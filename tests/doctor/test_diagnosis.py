@@ -49,7 +49,7 @@ def compared(found: Finding, expected: Expected, places: list[SceneContainer]) -
 
 
 # By live processes, or such as may live: they may be right in the middle of it.
-PASSING = {"live_writer", "unknown_writer", "startup", "ownerless", "live_owner", "unknown_owner"}
+PASSING = {"live_writer", "unknown_writer", "ownerless", "live_owner", "unknown_owner"}
 # Of the variants of a scene, whose names have its own before the first comma.
 FIRST = {name.partition(",")[0]: name for name in reversed(SCENES)}.values()
 
