@@ -142,6 +142,8 @@ $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
 	@rm -f $@
 	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
 	@$(EDITABLE) '.[all]' --group test
+	@# pytest rewrites asserts: here once, else in each of its processes.
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml constraints.txt | $(INSTALLED)

@@ -59,6 +59,7 @@ python_maximum_signature_line_length = 80
 
 # Of signatures: no user makes one.
 nitpick_ignore = [
+    ("py:class", "libhamiregion.agent.acts.Act"),
     ("py:class", "libhamiregion.observation.rows.ContainerFacts"),
     ("py:class", "libhamiregion.observation.processes.Entry"),
     ("py:class", "libhamiregion.observation.processes.FileUser"),
