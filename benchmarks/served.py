@@ -58,7 +58,7 @@ class Running:
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     def anonymous_bytes(self) -> int:
-        """Its own memory: what a pod is limited to, without the files that it maps."""
+        """Its memory without the files that it maps."""
         rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         found = re.search(r"^Anonymous:\s+(\d+) kB", rollup, re.MULTILINE)
         assert found is not None

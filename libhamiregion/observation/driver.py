@@ -293,7 +293,7 @@ class NvmlSample:
         return self.process(device_uuid, _NO_PID)
 
     def is_idle(self, device_uuid: str, pid: int) -> bool:
-        """Return whether a process has run no kernel on a device; also False if not known."""
+        """Return whether a process ran no kernel in the last second; False if it is not known."""
         columns = self._by_uuid.get(device_uuid)
         row = None if columns is None else columns.rows.get(pid)
         if columns is not None and row is not None:

@@ -20,7 +20,6 @@ _SIZE = re.compile(r"([0-9]{1,15})([kmg]?)\Z", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 # As Go's strconv.ParseBool reads it, by which HAMi leaves libvgpu out of a container.
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
-# HAMi's limits are whole MiB.
 _MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
 
 
@@ -55,6 +54,7 @@ class Share:
         Args:
             card_bytes: The card's memory; None if that is not known.
         """
+        # HAMi's limits are whole MiB.
         whole_bytes = inf if card_bytes is None else card_bytes - MIB
         return 0 < (self.sm_limit_percent or 0) < 100 or any(
             each <= whole_bytes for each in self.memory_limits_bytes

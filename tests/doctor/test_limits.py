@@ -34,7 +34,7 @@ def monitor() -> Iterator[Container]:
 
 @pytest.fixture
 def findings_of(doctor_node, fake_driver, nvml_sampler) -> Callable[..., tuple[Finding, ...]]:
-    """Has the driver play a scene, and the doctor look at the node."""
+    """Plays a scene of the driver, and diagnoses the node."""
 
     def findings_of(*scene: str) -> tuple[Finding, ...]:
         fake_driver.play(*scene)

@@ -41,7 +41,7 @@ def test_the_checks_hold_on_the_fake_driver(tmp_path):
     python = ["timeout", "--signal=ABRT", "8m", sys.executable, "-X", "faulthandler"]
     trace = tmp_path / "trace.json"
     options = ["--driver", str(gpus.libraries), "--seconds", "4", "--trace", str(trace)]
-    # Other tests need the CPUs too, and whoever waits for a launch wakes late.
+    # Other tests need the CPUs too: a program that waits for a launch wakes late.
     command = [*python, SCRIPT, *options, "--least", "0.5"]
     # The fake GPU works for all programs at once, as with MPS.
     control = tmp_path / "nvidia-cuda-mps-control"

@@ -32,7 +32,7 @@ pytestmark = needs_namespaces
 
 @pytest.fixture
 def played(files, fake_driver, nvml_sampler) -> Callable[..., tuple[NodeProcess, ...]]:
-    """Has the driver play a scene if one is given, looks at the node, and joins."""
+    """Plays a scene of the driver if one is given, observes the node, and joins."""
 
     def played(*scene: str, **options: Any) -> tuple[NodeProcess, ...]:
         if scene:

@@ -11,7 +11,7 @@ from libhamiregion.node.nvml import NvmlSample, NvmlSampler, NvmlState
 
 @pytest.fixture
 def sampled(fake_driver, nvml_sampler) -> Callable[..., NvmlSample]:
-    """Has the driver play a scene, and asks it."""
+    """Plays a scene of the driver, and takes a sample."""
 
     def sampled(*scene: str) -> NvmlSample:
         fake_driver.play(*scene)
