@@ -291,7 +291,7 @@ class ProcessView:
 
     @cached_property
     def possible_monitors(self) -> tuple[tuple[HostProcess, frozenset[FileIdentity]], ...]:
-        """Processes that map several files for writing, or, named as the monitor, one; with these."""
+        """Processes that map files for writing: several, or one under the monitor's name."""
         found = []
         for process, uses in ((each.process, each.uses) for each in self.entries.values()):
             files = frozenset(each.mapping.identity for each in uses if each.mapping.writable)
